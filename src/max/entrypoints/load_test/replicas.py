@@ -91,7 +91,7 @@ def run_replicas(
     for replica in replicas:
         router.add(replica.number, machine.pages, machine.limits.max_batch_size)
     routes: dict[int, tuple[Route, npt.NDArray[np.int64]]] = {}
-    shares = [0] * count
+    everyone, shares = np.arange(count), [0] * count
     cached = sent = prompt_tokens = 0
     events: list[tuple[float, int]] = []  # the ends of steps; some run no more, as a request came
 
@@ -124,7 +124,7 @@ def run_replicas(
         arrival = timeline.arrival
         while events and events[0][0] < arrival.time:
             run_next()
-        among = (sent % count,) if routing == "round-robin" else range(count)
+        among = (sent % count,) if routing == "round-robin" else everyone
         prompt = np.asarray(arrival.prompt, np.int64)
         route = router.choose(among, prompt)
         routes[id(timeline)] = route, prompt

@@ -89,7 +89,7 @@ class KnownPages:
     """The latest pages, in order of use.
 
     Args:
-        most: The maximum number of pages.
+        most: The maximum number of pages; 0: no page is noted, nor the start of a prompt, and no miss is explained.
     """
 
     def __init__(self, most: int) -> None:
@@ -114,6 +114,8 @@ class KnownPages:
             tokens: Its tokens; fewer than a page has, if the sequence ended within it.
             contents: What they stand for, by place in the page.
         """
+        if not self._most:
+            return
         pages = self._children.setdefault(parent, {})
         # equal hashes have equal tokens: only the order of use changes
         if page_hash not in pages:
@@ -197,6 +199,8 @@ class KnownPages:
             found_pages: The pages that were compared with the next tokens.
             num_copied: How many of the reused tokens were copied from one of these.
         """
+        if not self._most:
+            return None
         only_others = self._note_start(tokens, salt)
         # the last token is read in any case, as its logits are needed
         missed = len(tokens) - 1 - num_reused

@@ -48,6 +48,7 @@ class PageManager:
         window: The window of the first group, as in `PagePool`.
         swap: The swap area of the first group, as in `PagePool`.
         more: The pools of further groups.
+        most_known: As of `KnownPages`; None: four times the pages of the largest group.
 
     Raises:
         ValueError: ``num_pages``, ``page_size`` or ``window`` is less than 1.
@@ -61,6 +62,7 @@ class PageManager:
         window: int | None = None,
         swap: swap_area.SwapArea | None = None,
         more: Sequence[PagePool] = (),
+        most_known: int | None = None,
     ) -> None:
         if num_pages < 1 or page_size < 1:
             raise ValueError(
@@ -70,7 +72,8 @@ class PageManager:
         self.pools = (PagePool(num_pages, window, swap), *more)
         """The pools of all groups."""
         self._lookup = PrefixLookup(self.pools, page_size)
-        self._known = KnownPages(4 * max(pool.num_pages for pool in self.pools))
+        largest = max(pool.num_pages for pool in self.pools)
+        self._known = KnownPages(4 * largest if most_known is None else most_known)
         self._windowed = any(pool.window is not None for pool in self.pools)
         self._tables: dict[RequestID, PageTable] = {}
         self._claims = 0

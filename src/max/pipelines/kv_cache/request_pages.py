@@ -80,7 +80,11 @@ class RequestPages:
 
     @classmethod
     def of(
-        cls, num_pages: int, page_size: int, enable_prefix_caching: bool = False
+        cls,
+        num_pages: int,
+        page_size: int,
+        enable_prefix_caching: bool = False,
+        most_known: int | None = None,
     ) -> RequestPages:
         """The pages of one group of layers, without tensors.
 
@@ -88,8 +92,10 @@ class RequestPages:
             num_pages: The number of pages.
             page_size: Tokens per page.
             enable_prefix_caching: Whether requests with equal first tokens share pages.
+            most_known: As of `PageManager`.
         """
-        return cls(PageManager(num_pages, page_size, enable_prefix_caching))
+        pages = PageManager(num_pages, page_size, enable_prefix_caching, most_known=most_known)
+        return cls(pages)
 
     @cached_property
     def salt_key(self) -> bytes:

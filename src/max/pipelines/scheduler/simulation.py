@@ -154,7 +154,8 @@ class SimulatedEngine:
 
     def __init__(self, machine: Machine) -> None:
         self._cost = machine.cost
-        self._cache = RequestPages.of(machine.pages, machine.page_size, machine.prefix_caching)
+        # nothing is copied and no miss is explained: thousands of engines have no memory for the tokens of their pages
+        self._cache = RequestPages.of(machine.pages, machine.page_size, machine.prefix_caching, 0)
         self._scheduler = TextScheduler(self._cache, machine.limits)
         self._open: dict[RequestID, Timeline] = {}
         self._advanced: list[Timeline] = []

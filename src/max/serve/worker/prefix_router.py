@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -28,6 +28,8 @@ QUEUED_TOKENS = 512
 
 
 _LOAD = 1 << 32  # more than the open requests of a replica
+_FEW = 32
+"""Up to so many replicas, a loop over them takes less time than arrays."""
 MOST_REPORTED = 1 << 20
 """The pages of a replica that are noted; more can only come from one that reports wrong ones."""
 
@@ -58,6 +60,8 @@ class _Place:
     slots: int
     ranks: dict[int, int] = field(repr=False)
     """Those of all replicas by their numbers; the least loaded one has the least."""
+    changed: set[int] = field(repr=False)
+    """The numbers of replicas whose ranks have changed."""
     unread: int = 0
     open: int = 0
     others_unread: int = 0
@@ -68,6 +72,8 @@ class _Place:
     salt_key: bytes = b""
 
     def __post_init__(self) -> None:
+        self.bit = 1 << self.number
+        """That of the replica in a mask of replicas; pages that only one has share it."""
         self.load = 0
         """The tokens to read before a new request, with what open requests cost."""
         self.weigh()
@@ -86,6 +92,7 @@ class _Place:
         self.load = unread + SEQUENCE_TOKENS * all_open + QUEUED_TOKENS * queued
         # of equal loads the one with fewer requests, those of other routers included
         self.ranks[self.number] = self.load * _LOAD + all_open
+        self.changed.add(self.number)
 
 
 class PrefixRouter:
@@ -100,6 +107,8 @@ class PrefixRouter:
         self.page_size, self._by_prefix = page_size, by_prefix
         self._places: dict[int, _Place] = {}
         self._ranks: dict[int, int] = {}
+        # the same as an array for choices among many, but for those that have changed since the last one
+        self._rank_array, self._changed = np.zeros(0, np.int64), set[int]()
         # a bit for each replica that has a page
         self._holders: dict[bytes, int] = {}
 
@@ -117,7 +126,9 @@ class PrefixRouter:
             slots: The maximum number of requests that it runs at once.
         """
         self.remove(replica)
-        self._places[replica] = _Place(replica, max(pages, 1), max(slots, 1), self._ranks)
+        self._places[replica] = _Place(
+            replica, max(pages, 1), max(slots, 1), self._ranks, self._changed
+        )
 
     def remove(self, replica: int) -> None:
         """Removes a replica, whose cache is lost; nothing happens if it is unknown.
@@ -161,7 +172,7 @@ class PrefixRouter:
         # the report is of the cache after it was emptied
         if is_anew:
             self.forget(replica)
-        place, bit = self._places[replica], 1 << replica
+        place = self._places[replica]
         place.salt_key = salt_key or place.salt_key
         lost_here: list[bytes] = []
         for page in lost_pages:
@@ -175,7 +186,7 @@ class PrefixRouter:
                 break
             place.pages.pop(page, None)
             place.reported_pages.add(page)
-            self._holders[page] = self._holders.get(page, 0) | bit
+            self._hold(place, page)
 
     def load(self, replica: int) -> int:
         """The load of a replica, in tokens to read.
@@ -207,7 +218,7 @@ class PrefixRouter:
 
     def choose(
         self,
-        among: Iterable[int],
+        among: Collection[int] | npt.NDArray[np.int64],
         tokens: Tokens,
         salt: Salt = NO_SALT,
         length: int = 0,
@@ -220,22 +231,15 @@ class PrefixRouter:
             salt: Requests with equal salts share pages.
             length: The size of the request in tokens where it has no prompt.
         """
-        candidates = list(among)
         # a prompt without a full page needs no hashes of salts either
         has_pages = self._by_prefix and len(tokens) >= self.page_size
-        hashes = self._hashes_by_key(candidates, tokens, salt) if has_pages else {}
+        hashes = self._hashes_by_key(among, tokens, salt) if has_pages else {}
         # hashes of different keys are different, so each finds replicas of its own
-        cached: dict[int, int] = {}
-        for pages in hashes.values():
-            cached |= self._cached_tokens(pages)
+        found = [each for pages in hashes.values() for each in self._cached_tokens(pages)]
         # the last token is read in any case, as its logits are needed
         most = max(len(tokens) - 1, 0)
-        ranks = self._ranks.copy() if cached else self._ranks
-        for number, count in cached.items():
-            # both are tokens to read: a long queue outweighs a cached prefix
-            ranks[number] -= min(count, most) * _LOAD
-        best = min(candidates, key=ranks.__getitem__)
-        known = min(cached.get(best, 0), most)
+        best = self._least_to_read(among, found, most)
+        known = next((min(count, most) for held, count in found if held >> best & 1), 0)
         pages = hashes.get(self._key_of(best, salt), []) if hashes else []
         route = Route(best, known, (len(tokens) or length) - known, pages)
         self._places[best].change(1, route.unread)
@@ -320,32 +324,77 @@ class PrefixRouter:
             hashes.append(parent)
         return hashes
 
-    def _cached_tokens(self, pages: Sequence[bytes]) -> dict[int, int]:
-        """The tokens that replicas have of a prompt; those that have none are left out."""
+    def _least_to_read(
+        self,
+        among: Collection[int] | npt.NDArray[np.int64],
+        found: list[tuple[int, int]],
+        most: int,
+    ) -> int:
+        """The first of the replicas before which a request has the least to read.
+
+        Args:
+            among: The replicas.
+            found: As of `_cached_tokens`.
+            most: The most tokens of the prompt that can be cached.
+        """
+        # both are tokens to read: a long queue outweighs a cached prefix
+        if len(among) > _FEW:
+            numbers = (
+                among
+                if isinstance(among, np.ndarray)
+                else np.fromiter(among, np.int64, len(among))
+            )
+            costs = self._current_ranks()
+            for held, count in found:
+                data = np.frombuffer(held.to_bytes(len(costs) // 8 + 1, "little"), np.uint8)
+                bits = np.unpackbits(data, count=len(costs), bitorder="little")
+                costs[bits != 0] -= min(count, most) * _LOAD
+            return int(numbers[costs[numbers].argmin()])
+        ranks = self._ranks
+        if found:
+            ranks = ranks.copy()
+            for held, count in found:
+                while held:
+                    # the lowest bit that is set
+                    lowest = held & -held
+                    ranks[lowest.bit_length() - 1] -= min(count, most) * _LOAD
+                    held ^= lowest
+        return min(among, key=ranks.__getitem__)
+
+    def _current_ranks(self) -> npt.NDArray[np.int64]:
+        """The ranks of all replicas by their numbers, as a new array."""
+        size = max(self._places) + 1
+        if len(self._rank_array) < size:
+            self._rank_array = np.zeros(size, np.int64)
+            self._changed.update(self._places)
+        for number in self._changed:
+            # a replica may have been removed since
+            if number in self._ranks:
+                self._rank_array[number] = self._ranks[number]
+        self._changed.clear()
+        return self._rank_array.copy()
+
+    def _cached_tokens(self, pages: Sequence[bytes]) -> list[tuple[int, int]]:
+        """What replicas have of a prompt: a bit for each replica, and the tokens that these have; no replica is in two
+        of the masks, and those that have none are in no mask.
+        """
         left = -1  # all bits: each replica
-        found: dict[int, int] = {}
+        found: list[tuple[int, int]] = []
         for count, page in enumerate(pages):
             still = left & self._holders.get(page, 0)
-            if count:
-                # those whose cache ends before this page
-                self._take(left & ~still, count, found)
+            # those whose cache ends before this page
+            if count and still != left:
+                found.append((left & ~still, count * self.page_size))
             left = still
             if not left:
                 return found
-        self._take(left if pages else 0, len(pages), found)
+        if pages:
+            found.append((left, len(pages) * self.page_size))
         return found
-
-    def _take(self, replicas: int, pages: int, found: dict[int, int]) -> None:
-        """Notes the cached tokens of the replicas of a bit mask, which have the first `pages` pages."""
-        while replicas:
-            # the lowest bit that is set
-            lowest = replicas & -replicas
-            found[lowest.bit_length() - 1] = pages * self.page_size
-            replicas ^= lowest
 
     def _note(self, replica: int, pages: Sequence[bytes]) -> None:
         """Enters pages as the latest ones of a replica; the oldest ones make room."""
-        place, bit = self._places[replica], 1 << replica
+        place = self._places[replica]
         latest = place.pages
         # the last page first: what follows a page is evicted before it, as in the page manager
         for page in reversed(pages):
@@ -355,9 +404,15 @@ class PrefixRouter:
                 latest.move_to_end(page)
             else:
                 latest[page] = None
-                self._holders[page] = self._holders.get(page, 0) | bit
+                self._hold(place, page)
         while len(latest) > place.most_pages:
             self._drop(replica, [latest.popitem(last=False)[0]])
+
+    def _hold(self, place: _Place, page: bytes) -> None:
+        """Adds a replica to the holders of a page."""
+        holders = self._holders.get(page)
+        # a mask of a thousand replicas has 160 bytes: most pages have one holder, whose mask is there already
+        self._holders[page] = place.bit if holders is None else holders | place.bit
 
     def _drop(self, replica: int, pages: Iterable[bytes]) -> None:
         """Removes a replica from the holders of pages."""
