@@ -23,12 +23,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.runner import commit, exit_on_sigterm, machine
 from benchmarks.servers import free_port
 from max._host import logical_cpus
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Sample, measure_one, summary
 from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
+from max.pipelines.generation.batch_pipeline import MIXED_STEP_RATIO
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.scheduler.simulation import Arrival, CostModel, Machine
 
@@ -207,49 +210,75 @@ def _first_answer(model: str, cores: Sequence[int], draw: random.Random) -> dict
     return marks
 
 
-async def _costs(target: Target, draw: random.Random) -> CostModel:
-    """The costs of the engine's steps, in milliseconds, from a few requests."""
+async def _costs(target: Target, draw: random.Random) -> tuple[CostModel, float]:
+    """The costs of the engine's steps, and what a request takes beside them, such as HTTP; from a few requests.
+
+    Both are lines through medians: of pauses over the number of sequences, and of first tokens over the prompt.
+    """
 
     async def pause(batch: int) -> float:
-        bodies = [body_of(random_tokens(draw, 8), 129) for _ in range(batch)]
+        bodies = [body_of(random_tokens(draw, 8), 65) for _ in range(batch)]
         samples = await asyncio.gather(*(measure_one(target, body) for body in bodies))
-        return statistics.median((s.end - s.first) / 128 * 1e3 for s in samples)
+        return statistics.median((s.end - s.first) / 64 for s in samples)
 
     async def first(length: int) -> float:
-        found = [await measure_one(target, body_of(random_tokens(draw, length), 1)) for _ in "abc"]
-        return min(s.end - s.begin for s in found) * 1e3
+        found = [
+            await measure_one(target, body_of(random_tokens(draw, length), 1)) for _ in "abcde"
+        ]
+        return statistics.median(s.end - s.begin for s in found)
 
     await pause(8)
-    one, eight = await pause(1), await pause(8)
-    short, long = await first(256), await first(768)
-    sequence = max((eight - one) / 7, 0.0)
-    step, token = max(one - sequence, 0.0), (long - short) / 512
-    return CostModel(step / 1e3, token / 1e3, sequence / 1e3, 0.0)
+    batches, lengths = (1, 2, 4, 8, 16), (32, 64, 128, 256)
+    pauses = [statistics.median([await pause(batch) for _ in "abc"]) for batch in batches]
+    sequence, step = np.polyfit(batches, pauses, 1)
+    token, rest = np.polyfit(lengths, [await first(length) for length in lengths], 1)
+    delay = max(rest - step - sequence, 0.0)
+    return CostModel(float(step), float(token), float(sequence), 0.0), float(delay)
 
 
 def compare_simulated(model: str, rounds: int) -> dict[str, Any]:
-    """Throughput and 99th percentiles of requests at 60 % of the rate that the engine can take, real and simulated."""
-    draw = random.Random(2)
-    with serving(model, sorted(logical_cpus())) as target:
-        cost = asyncio.run(_costs(target, draw))
+    """Throughput and times of requests at 60 % of the rate that the engine can take, real and simulated.
+
+    The server has all cores but the last, where there are several: that one is the clients'.
+    """
+    draw, cores = random.Random(2), sorted(logical_cpus())
+    if len(cores) > 1:
+        os.sched_setaffinity(0, {cores[-1]})
+    with serving(model, cores[: max(len(cores) - 1, 1)]) as target:
+        cost, delay = asyncio.run(_costs(target, draw))
         bodies = [body_of(random_tokens(draw, PROMPT)) for _ in range(4 * CLIENTS)]
         most = asyncio.run(closed_loop([target], bodies))["request_throughput"]
         rate, times = 0.6 * most, [0.0]
-        for _ in range(32 * rounds - 1):
+        for _ in range(64 * rounds - 1):
             times.append(times[-1] + draw.expovariate(rate))
         real = asyncio.run(_at_times(target, times, draw))
-    machine_ = Machine(SchedulerLimits(max_batch_size=16, prefill_chunk_size=512), 256, cost=cost)
+    # as the server's own: it forms batches by what `max serve` takes by default
+    limits = SchedulerLimits(
+        max_batch_size=16, enable_in_flight_batching=True, mixed_step_ratio=MIXED_STEP_RATIO
+    )
     trace = [Arrival(at, tuple(random_tokens(draw, PROMPT)), OUTPUT) for at in times]
     load = SimulatedLoad(len(times), PROMPT, 0, OUTPUT, 1, 0, trace)
+    machine_ = Machine(limits, 256, cost=cost)
     simulated = run_simulated(machine_, load, rate, 1, "load")
-    values = ("output_throughput", "ttft_ms", "latency_ms")
+    burst = [Arrival(0.0, each.prompt, OUTPUT) for each in trace[: 4 * CLIENTS]]
+    of_burst = SimulatedLoad(len(burst), PROMPT, 0, OUTPUT, 1, 0, burst)
+    simulated_most = run_simulated(machine_, of_burst, rate, 1, "load", CLIENTS)
+    found = {
+        "real": _shown(real, most, 0.0),
+        "simulated": _shown(simulated, simulated_most["request_throughput"], delay),
+    }
+    ratios = {name: value / found["real"][name] for name, value in found["simulated"].items()}
+    return {**found, "ratio": ratios, "rate": rate, "costs": str(cost), "delay ms": 1e3 * delay}
 
-    def shown(run: dict[str, Any]) -> dict[str, float]:
-        return {v: run[v] if isinstance(run[v], float) else run[v]["p99"] for v in values}
 
-    found = {"real": shown(real), "simulated": shown(simulated)}
-    ratios = {v: found["simulated"][v] / found["real"][v] for v in values}
-    return {**found, "ratio": ratios, "rate": rate, "costs": str(cost)}
+def _shown(run: dict[str, Any], most: float, delay: float) -> dict[str, float]:
+    """What is compared; a delay in seconds is added to the times."""
+    times = {
+        f"{name} {which}": run[name][which] + 1e3 * delay
+        for name in ("ttft_ms", "latency_ms")
+        for which in ("median", "p99")
+    }
+    return {"tokens/s": run["output_throughput"], "most requests/s": most, **times}
 
 
 async def _at_times(target: Target, times: Sequence[float], draw: random.Random) -> dict[str, Any]:

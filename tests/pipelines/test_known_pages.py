@@ -435,3 +435,29 @@ def test_what_the_reason_of_a_miss_is_if_pages_have_more_in_common():
         tokens = np.arange(20)
         miss = KnownPages(9).miss(tokens, b"", 8 + copied, found, copied)
         assert miss == Miss(reason, 8 + copied, 11 - copied)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_full_pages_are_reused_where_no_tokens_are_kept(seed: int) -> None:
+    """As in a simulation: the same tables, but no miss is explained and no token of a page is kept."""
+    draw = random.Random(seed)
+    caches = [PageManager(12, PAGE, True), PageManager(12, PAGE, True, most_known=0)]
+    texts = [draw.choices(range(2), k=draw.randint(1, 40)) for _ in range(6)]
+    for number in range(60):
+        tokens = np.array(draw.choice(texts)[: draw.randint(1, 40)])
+        name, reused = RequestID(str(number)), []
+        for cache in caches:
+            cache.claim(name)
+            reused.append(cache.reuse_prefix(name, tokens))
+            cache.reserve(name, len(tokens))
+            cache.commit(name, tokens)
+        assert reused[0] == reused[1] and caches[0].pages(name) == caches[1].pages(name)
+        assert caches[1].miss(name) is None
+        for cache in caches:
+            cache.release(name)
+        if draw.random() < 0.05:
+            for cache in caches:
+                cache.forget_prefixes()
+    assert caches[0].reused_tokens == caches[1].reused_tokens > 0
+    known = caches[1]._known
+    assert not known._parents and not known._children and not known._starts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import random
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from max.entrypoints.cli import cli
-from max.entrypoints.load_test.replicas import run_replicas, simulate_replicas
+from max.entrypoints.load_test.replicas import ReplicaNumbers, run_replicas
 from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
 from max.entrypoints.load_test.traces import BLOCK, read_trace
 from max.pipelines.core import InputError
@@ -41,6 +41,20 @@ def machine(pages: int) -> Machine:
     return Machine(LIMITS, pages, PAGE)
 
 
+@dataclass(frozen=True)
+class Run:
+    """A simulation with the course of each request, in the order of the arrivals."""
+
+    timelines: list[Timeline]
+    numbers: ReplicaNumbers
+
+
+def run(machine: Machine, arrivals: list[Arrival], count: int, routing: Any = "prefix") -> Run:
+    timelines = [Timeline(arrival) for arrival in arrivals]
+    coming = sorted(timelines, key=lambda each: each.arrival.time)
+    return Run(timelines, run_replicas(machine, coming, count, routing))
+
+
 def tenants(count: int, rate: float, prefix: int = 256, seed: int = 0) -> list[Arrival]:
     """Eight tenants, each with a prompt of its own before every question."""
     draw, now, arrivals = random.Random(seed), 0.0, []
@@ -52,22 +66,22 @@ def tenants(count: int, rate: float, prefix: int = 256, seed: int = 0) -> list[A
     return arrivals
 
 
-@pytest.mark.parametrize("routing", ["prefix", "load", "round-robin"])
+@pytest.mark.parametrize("routing", ["prefix", "load", "round-robin", "power-of-two"])
 def test_one_replica_is_an_engine(routing) -> None:
     arrivals = random_arrivals(60, 30.0, 90, 12, 20, seed=3)
     for pages in (40, 400):
         alone, preemptions = simulate(machine(pages), arrivals)
-        done = simulate_replicas(machine(pages), arrivals, 1, routing)
+        done = run(machine(pages), arrivals, 1, routing)
         assert [each.tokens for each in done.timelines] == [each.tokens for each in alone]
-        assert done.preemptions == preemptions and done.shares == [60]
+        assert done.numbers.preemptions == preemptions and done.numbers.shares == [60]
 
 
 def test_requests_are_not_kept_after_their_end() -> None:
     arrivals = random_arrivals(300, 60.0, 90, 12, 40, clients=3, seed=5)
-    kept = simulate_replicas(machine(90), arrivals, 4)
+    kept = run(machine(90), arrivals, 4)
     ended: list[Timeline] = []
     done = run_replicas(machine(90), map(Timeline, arrivals), 4, note_end=ended.append)
-    assert done == replace(kept, timelines=[])
+    assert done == kept.numbers
     key = operator.attrgetter("arrival.time")
     assert [each.tokens for each in sorted(ended, key=key)] == [
         each.tokens for each in kept.timelines
@@ -78,26 +92,28 @@ def test_requests_are_not_kept_after_their_end() -> None:
 def test_numbers_of_a_simulation_are_those_of_its_requests() -> None:
     """Of random requests, which are made one after another, and of a trace whose times are in no order."""
     arrivals = random_arrivals(120, 40.0, 90, 12, 20, clients=2, seed=9)
-    done = simulate_replicas(machine(90), arrivals, 3, "load")
+    done = run(machine(90), arrivals, 3, "load")
     tokens = [np.array(each.tokens) for each in done.timelines]
     for trace in (None, random.Random(1).sample(arrivals, len(arrivals))):
         load = SimulatedLoad(120, 90, 20, 12, clients=2, seed=9, trace=trace)
-        run = run_simulated(machine(90), load, 40.0, 3, "load")
-        assert run["completed"] == 120 and run["failed"] == 0
+        found = run_simulated(machine(90), load, 40.0, 3, "load")
+        assert found["completed"] == 120 and found["failed"] == 0
         assert (
-            run["total_input_tokens"] == done.prompt_tokens == sum(len(a.prompt) for a in arrivals)
+            found["total_input_tokens"]
+            == done.numbers.prompt_tokens
+            == sum(len(a.prompt) for a in arrivals)
         )
-        assert run["total_output_tokens"] == sum(map(len, tokens))
-        assert run["duration_s"] == max(each[-1] for each in tokens) - arrivals[0].time
+        assert found["total_output_tokens"] == sum(map(len, tokens))
+        assert found["duration_s"] == max(each[-1] for each in tokens) - arrivals[0].time
         first = [each[0] - arrival.time for each, arrival in zip(tokens, arrivals, strict=True)]
-        assert run["ttft_ms"]["mean"] == pytest.approx(1e3 * np.mean(first))
-        assert run["ttft_ms"]["max"] == pytest.approx(1e3 * max(first))
+        assert found["ttft_ms"]["mean"] == pytest.approx(1e3 * np.mean(first))
+        assert found["ttft_ms"]["max"] == pytest.approx(1e3 * max(first))
         pauses = np.concatenate([np.diff(each) for each in tokens])
-        assert run["itl_ms"]["median"] == pytest.approx(1e3 * np.median(pauses))
+        assert found["itl_ms"]["median"] == pytest.approx(1e3 * np.median(pauses))
         each_token = [(each[-1] - each[0]) / (len(each) - 1) for each in tokens if len(each) > 1]
-        assert run["tpot_ms"]["mean"] == pytest.approx(1e3 * np.mean(each_token))
+        assert found["tpot_ms"]["mean"] == pytest.approx(1e3 * np.mean(each_token))
         whole = [each[-1] - arrival.time for each, arrival in zip(tokens, arrivals, strict=True)]
-        assert run["latency_ms"]["median"] == pytest.approx(1e3 * np.median(whole))
+        assert found["latency_ms"]["median"] == pytest.approx(1e3 * np.median(whole))
 
 
 def test_prefixes_stay_where_they_are_cached() -> None:
@@ -106,10 +122,10 @@ def test_prefixes_stay_where_they_are_cached() -> None:
     medians, hits = {}, {}
     for routing in ("prefix", "load", "round-robin"):
         # room for the running requests and three of the eight prompts
-        done = simulate_replicas(machine(72), arrivals, 4, routing)
+        done = run(machine(72), arrivals, 4, routing)
         waits = sorted(each.tokens[0] - each.arrival.time for each in done.timelines)
-        medians[routing], hits[routing] = waits[len(waits) // 2], done.cached_tokens
-        assert sum(done.shares) == 240 and min(done.shares) >= 20
+        medians[routing], hits[routing] = waits[len(waits) // 2], done.numbers.cached_tokens
+        assert sum(done.numbers.shares) == 240 and max(done.numbers.shares) <= 120
         assert all(len(each.tokens) == each.arrival.output_tokens for each in done.timelines)
     most = 256 * (240 - 8)
     assert hits["prefix"] >= 0.95 * most and hits["load"] == 0
@@ -120,10 +136,34 @@ def test_more_replicas_share_the_load() -> None:
     arrivals = random_arrivals(200, float("inf"), 60, 10, seed=1)
     ends = []
     for count in (1, 2, 4, 70):
-        done = simulate_replicas(machine(4000), arrivals, count)
+        done = run(machine(4000), arrivals, count)
         ends.append(max(each.tokens[-1] for each in done.timelines))
-        assert max(done.shares) - min(done.shares) <= 0.5 * 200 / count + 2
+        assert max(done.numbers.shares) - min(done.numbers.shares) <= 0.5 * 200 / count + 2
     assert ends[1] < 0.6 * ends[0] and ends[2] < 0.6 * ends[1] and ends[3] < 0.3 * ends[2]
+
+
+def test_the_less_busy_of_two() -> None:
+    """Shares are more even than those of single random choices, and each replica gets some."""
+    arrivals = random_arrivals(400, float("inf"), 30, 4, seed=2)
+    shares = run(machine(4000), arrivals, 8, "power-of-two").numbers.shares
+    single = [0] * 8
+    for number in random.Random(0).choices(range(8), k=400):
+        single[number] += 1
+    assert sum(shares) == 400 and max(shares) - min(shares) <= 4 < max(single) - min(single)
+
+
+@pytest.mark.parametrize("most", [1, 5, 1000])
+def test_no_more_requests_than_clients(most: int) -> None:
+    """Each request but the first ones arrives when another one ends."""
+    arrivals = random_arrivals(80, float("inf"), 60, 10, seed=4)
+    ended: list[Timeline] = []
+    timelines = [Timeline(arrival) for arrival in arrivals]
+    run_replicas(machine(200), timelines, 3, note_end=ended.append, most_open=most)
+    assert len(ended) == 80
+    ends = sorted(each.tokens[-1] for each in timelines)
+    begins = [each.arrival.time for each in timelines]
+    assert begins == sorted(begins) and begins == [0.0] * min(most, 80) + ends[: max(80 - most, 0)]
+    assert all(each.tokens[0] > each.arrival.time for each in timelines)
 
 
 def test_traces(tmp_path: Path) -> None:
@@ -223,14 +263,14 @@ def test_steps_that_run_at_once_are_those_of_single_steps(
         ]
         for pages, replicas in ((14, 1), (24, 2), (200, 3)):
             machine_ = Machine(limits, pages, PAGE, draw.random() < 0.8)
-            at_once = simulate_replicas(machine_, arrivals, replicas)
+            at_once = run(machine_, arrivals, replicas)
             with monkeypatch.context() as patch:
                 one_by_one(patch)
-                single = simulate_replicas(machine_, arrivals, replicas)
+                single = run(machine_, arrivals, replicas)
             assert at_once == single
             if replicas == 1:
                 timelines, preemptions = simulate(machine_, arrivals)
-                assert timelines == single.timelines and preemptions == single.preemptions
+                assert timelines == single.timelines and preemptions == single.numbers.preemptions
 
 
 def test_decoding_steps_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -16,6 +16,7 @@ from max.entrypoints.cli.options.config_file import read_config
 from max.entrypoints.cli.options.model_names import set_model
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Workload, measure, summary
+from max.entrypoints.load_test.replicas import Routing
 from max.entrypoints.load_test.report import plot, table
 from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
 from max.entrypoints.load_test.traces import read_trace
@@ -212,7 +213,7 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
 )
 @click.option(
     "--routing",
-    type=click.Choice(("prefix", "load", "round-robin")),
+    type=click.Choice(get_args(Routing)),
     default="prefix",
     show_default=True,
     help="With --simulate: how requests are routed to the replicas.",
@@ -302,7 +303,9 @@ def _simulate(options: dict[str, Any]) -> list[dict[str, Any]]:
     )
     runs: list[dict[str, Any]] = []
     for rate in options["request_rate"]:
-        numbers = run_simulated(machine, load, rate, options["replicas"], options["routing"])
+        numbers = run_simulated(
+            machine, load, rate, options["replicas"], options["routing"], options["max_concurrency"]
+        )
         run = {"model": "simulated", **numbers}
         runs.append(run)
         click.echo(table(run))

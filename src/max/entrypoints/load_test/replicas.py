@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from max.pipelines.scheduler.simulation import Arrival, Machine, SimulatedEngine, Timeline
+from max.pipelines.scheduler.simulation import Machine, SimulatedEngine, Timeline
 from max.serve.worker.prefix_router import PrefixRouter, Route
 
-Routing: TypeAlias = Literal["prefix", "load", "round-robin"]
-"""How requests are routed: by load and cached prefixes as the server does, by load alone, or in turn."""
+Routing: TypeAlias = Literal["prefix", "load", "round-robin", "power-of-two"]
+"""How requests are routed: by load and cached prefixes as the server does, by load alone, in turn, or to the one of two
+random replicas that has fewer open requests.
+"""
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,12 @@ class ReplicaNumbers:
     """What several replicas did.
 
     Args:
-        timelines: The course of each request, in the order of the arrivals.
         preemptions: The number of times that a request lost its pages.
         cached_tokens: The tokens of prompts that the chosen replicas had, as far as the router knew.
         prompt_tokens: The tokens of all prompts.
         shares: The number of requests of each replica.
     """
 
-    timelines: list[Timeline]
     preemptions: int
     cached_tokens: int
     prompt_tokens: int
@@ -44,34 +45,15 @@ class _Replica:
         self.event: float | None = None
 
 
-def simulate_replicas(
-    machine: Machine, arrivals: Sequence[Arrival], count: int, routing: Routing = "prefix"
-) -> ReplicaNumbers:
-    """Runs requests through a router and several replicas, in simulated time.
-
-    Args:
-        machine: The machine of each replica.
-        arrivals: The requests.
-        count: The number of replicas.
-        routing: How they are routed.
-
-    Raises:
-        InputError: A request needs more pages than a cache has.
-    """
-    timelines = [Timeline(arrival) for arrival in arrivals]
-    coming = sorted(timelines, key=lambda each: each.arrival.time)
-    numbers = run_replicas(machine, coming, count, routing)
-    return replace(numbers, timelines=timelines)
-
-
 def run_replicas(
     machine: Machine,
     timelines: Iterable[Timeline],
     count: int,
     routing: Routing = "prefix",
     note_end: Callable[[Timeline], None] = lambda _: None,
+    most_open: int | None = None,
 ) -> ReplicaNumbers:
-    """As :func:`simulate_replicas`, but keeps no request after its end.
+    """Runs requests through a router and several replicas, in simulated time; keeps no request after its end.
 
     Args:
         machine: The machine of each replica.
@@ -79,9 +61,8 @@ def run_replicas(
         count: The number of replicas.
         routing: How they are routed.
         note_end: Called with each request that has ended.
-
-    Returns:
-        The numbers without the requests.
+        most_open: The most requests that are open at once: the next one arrives when another one ends, and gets this
+            time; None: no limit.
 
     Raises:
         InputError: A request needs more pages than a cache has.
@@ -91,7 +72,8 @@ def run_replicas(
     for replica in replicas:
         router.add(replica.number, machine.pages, machine.limits.max_batch_size)
     routes: dict[int, tuple[Route, npt.NDArray[np.int64]]] = {}
-    everyone, shares = np.arange(count), [0] * count
+    everyone, shares, opened = np.arange(count), [0] * count, [0] * count
+    draw, clock = random.Random(0), 0.0
     cached = sent = prompt_tokens = 0
     events: list[tuple[float, int]] = []  # the ends of steps; some run no more, as a request came
 
@@ -100,18 +82,28 @@ def run_replicas(
             replica.event = replica.engine.now
             heapq.heappush(events, (replica.event, replica.number))
 
+    def among() -> Collection[int] | npt.NDArray[np.int64]:
+        if routing == "round-robin":
+            return (sent % count,)
+        if routing == "power-of-two":
+            two = draw.sample(range(count), min(count, 2))
+            return (min(two, key=opened.__getitem__),)
+        return everyone
+
     def run_next() -> None:
+        nonlocal clock
         time, number = heapq.heappop(events)
         replica = replicas[number]
         if time != replica.event:
             return
-        replica.event = None
+        replica.event, clock = None, time
         for timeline in replica.engine.end():
             if (entry := routes.get(id(timeline))) is None:
                 continue
             route, tokens = entry
             if len(timeline.tokens) >= timeline.arrival.output_tokens:
                 del routes[id(timeline)]
+                opened[number] -= 1
                 router.note_end(route, tokens)
                 note_end(timeline)
             elif route.unread:
@@ -121,16 +113,20 @@ def run_replicas(
             queue(replica)
 
     for timeline in timelines:
+        while most_open is not None and len(routes) >= most_open:
+            run_next()
+        if most_open is not None:
+            timeline.arrival = replace(timeline.arrival, time=max(clock, timeline.arrival.time))
         arrival = timeline.arrival
         while events and events[0][0] < arrival.time:
             run_next()
-        among = (sent % count,) if routing == "round-robin" else everyone
         prompt = np.asarray(arrival.prompt, np.int64)
-        route = router.choose(among, prompt)
+        route = router.choose(among(), prompt)
         routes[id(timeline)] = route, prompt
         cached += route.cached_tokens
         prompt_tokens += len(prompt)
         shares[route.replica] += 1
+        opened[route.replica] += 1
         sent += 1
         chosen = replicas[route.replica]
         chosen.engine.submit(timeline, prompt)
@@ -138,7 +134,6 @@ def run_replicas(
     while events:
         run_next()
     return ReplicaNumbers(
-        [],
         sum(replica.engine.preemptions for replica in replicas),
         cached,
         prompt_tokens,

@@ -44,6 +44,7 @@ def run_simulated(
     rate: float,
     replicas: int = 1,
     routing: Routing = "prefix",
+    most_open: int | None = None,
 ) -> dict[str, Any]:
     """Simulates a server under load.
 
@@ -53,6 +54,7 @@ def run_simulated(
         rate: Requests a second on average.
         replicas: The number of replicas.
         routing: How requests are routed to them.
+        most_open: The most requests that are open at once; None: no limit.
 
     Returns:
         The fields of ``summary``, the preemptions, and the seconds of the simulation itself.
@@ -75,7 +77,12 @@ def run_simulated(
         )
     totals, begin = Totals(), time.perf_counter()
     done = run_replicas(
-        machine, map(Timeline, arrivals), replicas, routing, lambda each: totals.add(_sample(each))
+        machine,
+        map(Timeline, arrivals),
+        replicas,
+        routing,
+        lambda each: totals.add(_sample(each)),
+        most_open,
     )
     taken = time.perf_counter() - begin
     return {

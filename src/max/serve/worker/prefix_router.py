@@ -27,6 +27,10 @@ QUEUED_TOKENS = 512
 """The same for a request that waits until another one ends, as all places of a batch are taken."""
 
 
+_READ_WEIGHT = 5, 4
+"""What a token that a request reads itself counts, as a fraction: others wait for it too, and it takes memory of cached
+prefixes. With 3/2, requests queue where the prefix of most of them is.
+"""
 _LOAD = 1 << 32  # more than the open requests of a replica
 _FEW = 32
 """Up to so many replicas, a loop over them takes less time than arrays."""
@@ -60,7 +64,7 @@ class _Place:
     slots: int
     ranks: dict[int, int] = field(repr=False)
     """Those of all replicas by their numbers; the least loaded one has the least."""
-    changed: set[int] = field(repr=False)
+    changed_ranks: set[int] = field(repr=False)
     """The numbers of replicas whose ranks have changed."""
     unread: int = 0
     open: int = 0
@@ -92,7 +96,7 @@ class _Place:
         self.load = unread + SEQUENCE_TOKENS * all_open + QUEUED_TOKENS * queued
         # of equal loads the one with fewer requests, those of other routers included
         self.ranks[self.number] = self.load * _LOAD + all_open
-        self.changed.add(self.number)
+        self.changed_ranks.add(self.number)
 
 
 class PrefixRouter:
@@ -108,7 +112,7 @@ class PrefixRouter:
         self._places: dict[int, _Place] = {}
         self._ranks: dict[int, int] = {}
         # the same as an array for choices among many, but for those that have changed since the last one
-        self._rank_array, self._changed = np.zeros(0, np.int64), set[int]()
+        self._rank_array, self._changed_ranks = np.zeros(0, np.int64), set[int]()
         # a bit for each replica that has a page
         self._holders: dict[bytes, int] = {}
 
@@ -127,7 +131,7 @@ class PrefixRouter:
         """
         self.remove(replica)
         self._places[replica] = _Place(
-            replica, max(pages, 1), max(slots, 1), self._ranks, self._changed
+            replica, max(pages, 1), max(slots, 1), self._ranks, self._changed_ranks
         )
 
     def remove(self, replica: int) -> None:
@@ -338,40 +342,40 @@ class PrefixRouter:
             most: The most tokens of the prompt that can be cached.
         """
         # both are tokens to read: a long queue outweighs a cached prefix
+        weight, divisor = _READ_WEIGHT
+        gains = [(held, min(count, most) * weight // divisor * _LOAD) for held, count in found]
         if len(among) > _FEW:
             numbers = (
-                among
-                if isinstance(among, np.ndarray)
-                else np.fromiter(among, np.int64, len(among))
+                among if isinstance(among, np.ndarray) else np.fromiter(among, np.int64, len(among))
             )
             costs = self._current_ranks()
-            for held, count in found:
+            for held, gain in gains:
                 data = np.frombuffer(held.to_bytes(len(costs) // 8 + 1, "little"), np.uint8)
                 bits = np.unpackbits(data, count=len(costs), bitorder="little")
-                costs[bits != 0] -= min(count, most) * _LOAD
+                costs[bits != 0] -= gain
             return int(numbers[costs[numbers].argmin()])
         ranks = self._ranks
-        if found:
+        if gains:
             ranks = ranks.copy()
-            for held, count in found:
+            for held, gain in gains:
                 while held:
                     # the lowest bit that is set
                     lowest = held & -held
-                    ranks[lowest.bit_length() - 1] -= min(count, most) * _LOAD
+                    ranks[lowest.bit_length() - 1] -= gain
                     held ^= lowest
-        return min(among, key=ranks.__getitem__)
+        return int(min(among, key=ranks.__getitem__))
 
     def _current_ranks(self) -> npt.NDArray[np.int64]:
         """The ranks of all replicas by their numbers, as a new array."""
         size = max(self._places) + 1
         if len(self._rank_array) < size:
             self._rank_array = np.zeros(size, np.int64)
-            self._changed.update(self._places)
-        for number in self._changed:
+            self._changed_ranks.update(self._places)
+        for number in self._changed_ranks:
             # a replica may have been removed since
             if number in self._ranks:
                 self._rank_array[number] = self._ranks[number]
-        self._changed.clear()
+        self._changed_ranks.clear()
         return self._rank_array.copy()
 
     def _cached_tokens(self, pages: Sequence[bytes]) -> list[tuple[int, int]]:
