@@ -182,7 +182,7 @@ class EventReader:
                     self._loop.call_soon_threadsafe(self._drain)
             except RuntimeError:
                 return  # the loop is closed
-            if events[-1] is None:
+            if events and events[-1] is None:
                 return
 
     def _drain(self) -> None:

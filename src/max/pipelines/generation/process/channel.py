@@ -314,7 +314,8 @@ class ConnectionChannel(Generic[Received, Sent]):
         Raises:
             EOFError: The other end is closed.
         """
-        if not self._unread:
+        # a frame may have no messages
+        while not self._unread:
             self._unread.extend(self._next_frame())
         return self._unread.popleft()
 
