@@ -230,10 +230,17 @@ async def _costs(target: Target, draw: random.Random) -> tuple[CostModel, float]
     await pause(8)
     batches, lengths = (1, 2, 4, 8, 16), (32, 64, 128, 256)
     pauses = [statistics.median([await pause(batch) for _ in "abc"]) for batch in batches]
-    sequence, step = np.polyfit(batches, pauses, 1)
-    token, rest = np.polyfit(lengths, [await first(length) for length in lengths], 1)
-    delay = max(rest - step - sequence, 0.0)
-    return CostModel(float(step), float(token), float(sequence), 0.0), float(delay)
+    sequence, step = _line(batches, pauses)
+    token, rest = _line(lengths, [await first(length) for length in lengths])
+    return CostModel(step, token, sequence, 0.0), max(rest - step - sequence, 0.0)
+
+
+def _line(places: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """The slope and the value at 0 of the line with the least squares, of which no value is below 0."""
+    slope, begin = np.polyfit(places, seconds, 1)
+    if begin < 0:
+        return float(np.dot(places, seconds) / np.dot(places, places)), 0.0
+    return float(slope), float(begin)
 
 
 def compare_simulated(model: str, rounds: int) -> dict[str, Any]:
