@@ -164,7 +164,7 @@ class LibraryLowering:
                 # read, also where the kernel writes it
                 also_read.append(place.buffer)
         for (place, offset), view in zip(sources, epilogue.args if epilogue else (), strict=True):
-            argument = Argument(place.pointer(offset), view)
+            argument = Argument(place.pointer(offset), view, *run_time_sizes(view))
             arguments.append(argument)
             kernel_arguments.append(argument)
             written.append(False)
@@ -266,6 +266,16 @@ class LibraryLowering:
             kernel, arguments, dict(op.attr("parameters")), None
         )
         self.placing.launch(specialized, arguments, written, False, symbol, (), also_read)
+
+
+def run_time_sizes(view: ArgView) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which sizes and strides of an epilogue's operand are part of the code: one kernel serves layers of all sizes.
+
+    A size of 1 stays, as a view of one element has no run-time index, and the last stride, which says how vectors are
+    loaded.
+    """
+    axes = range(len(view.shape))
+    return tuple([dim == 1 for dim in view.shape]), tuple([axis == axes[-1] for axis in axes])
 
 
 def in_place_pairs(
