@@ -16,6 +16,7 @@ from max._compiler.codegen.epilogue import write_part_epilogues
 from max._compiler.lowering.flops import op_flops, region_flops, region_name
 from max._compiler.lowering.kernel_tables import Argument
 from max._compiler.lowering.library_lowering import LibraryLowering, in_place_pairs, with_norm
+from max._compiler.lowering.load_regions import SymbolicRegion
 from max._compiler.lowering.placing import Place, Placing, operand_of
 from max._compiler.lowering.product_parts import plan_products
 from max._compiler.lowering.region_specs import epilogue_parts, region_parts
@@ -105,16 +106,19 @@ class RegionLowering:
     ) -> None:
         """Launches the kernel of a region; places have an offset in elements."""
         # the kernel takes results, then sources, then memory that the writer asks for
-        text = self.placing.backend.write_region(spec)
+        symbolic = self.symbolic(spec)
+        text = self.placing.backend.write_region(spec if symbolic is None else symbolic.spec)
         count = len(results) + len(sources)
         workspaces = [
             self.placing.workspace(Workspace(v.dtype, v.shape)) for v in text.args[count:]
         ]
         places = [*results, *sources, *((place, 0) for place in workspaces)]
-        arguments = [
-            Argument(place.pointer(offset), view)
-            for (place, offset), view in zip(places, text.args, strict=True)
-        ]
+        pointers = [place.pointer(offset) for place, offset in places]
+        if symbolic is None:
+            arguments = list(map(Argument, pointers, text.args))
+        else:
+            arguments = symbolic.arguments(text, pointers)
+            text = symbolic.sized(text)
         kernel = self.placing.kernels.region(text, arguments)
         written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
         in_place = in_place_pairs(spec, results, sources)
@@ -130,6 +134,11 @@ class RegionLowering:
             work=WorkCode("region", spec.size),
             geometry=text.geometry,
         )
+
+    def symbolic(self, spec: RegionSpec) -> SymbolicRegion | None:
+        """The region with symbols in place of its sizes, if it runs at load; None: its sizes are part of the code."""
+        at_load = self.placing.launches is self.placing.lowered.once
+        return SymbolicRegion(spec) if at_load and not spec.reduces else None
 
     def library_region(self, op: RegionOp) -> None:
         """Launches a library op with its epilogue; an epilogue that cannot be fused becomes a second launch."""
