@@ -12,18 +12,21 @@ from max._backends.cpu.passes.int8_filters import convolve_codes
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
 from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
 from max._backends.cpu.passes.winograd_ops import WinogradConvOp, WinogradFilterOp, fits_winograd
-from max._compiler.analysis.shapes import shape_of
+from max._compiler.analysis.layout import Layout
+from max._compiler.analysis.shapes import shape_of, view_layout
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before, producer
 from max._compiler.passes.hoist_to_load import weights_only
+from max._compiler.passes.materialize import base_of
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max._config import flags
 from max.dtype import DType
 from max.mlir import MoOp, TensorType, build
 from max.mlir.ops.elementwise import CastOp
 from max.mlir.ops.quantized import QmatmulOp
-from max.mlir.ops.shape import TransposeOp
+from max.mlir.ops.shape import ReshapeOp, TransposeOp
 from max.mlir.ops.spatial import ConvOp
+from max.mlir.sizes import product
 
 __all__ = ["pack_weights"]
 
@@ -62,7 +65,7 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
     # casts to int32 of operands that int8 products now read directly
     drop_dead_ops(block)
     packed: dict[tuple[SSAValue, str], SSAValue] = {}
-    chosen: list[tuple[MoOp, str]] = []
+    chosen: list[tuple[MoOp, SSAValue, str]] = []
     for op in products:
         x, w = op.operands
         # a product of weights only runs once, at load
@@ -71,14 +74,19 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
         encoding = _encoding(op, packing)
         if encoding is None:
             continue
-        chosen.append((op, encoding))
+        source = transposed_matrix(w) if encoding == "columns" else None
+        if source is not None:
+            # panels take either orientation: the transpose costs nothing
+            encoding, w = "rows", source
+        chosen.append((op, w, encoding))
         # a weight of several products is packed once
         if (w, encoding) not in packed:
-            packed[w, encoding] = insert_before(op, PackOp.of([w], encoding))
+            matrix = as_matrix(op, w) if source is not None else w
+            packed[w, encoding] = insert_before(op, PackOp.of([matrix], encoding))
     # whether the caches hold the weights until the next execution
     streamed = sum(map(_bytes, packed.values())) >= packing.streamed_bytes
-    for op, encoding in chosen:
-        x, w = op.operands
+    for op, w, encoding in chosen:
+        x = op.operands[0]
         columns = shape_of(op.results[0])[-1]
         assert isinstance(columns, int)
         product = PackedMatmulOp.of(
@@ -178,6 +186,42 @@ def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Pa
         op.results[0].replace_all_uses_with(convolved)
         op.detach()
         op.erase()
+
+
+def transposed_matrix(w: SSAValue) -> SSAValue | None:
+    """The value whose memory, as `[N, K]`, has the elements of a weight `[K, N]`; None if there is none.
+
+    A convolution of one tap is a product with its filter `[F, C, 1, 1]`, transposed and without the axes of size 1.
+    """
+    base = base_of(w)
+    views: list[MoOp] = []
+    value = w
+    while value is not base:
+        owner = value.owner
+        assert isinstance(owner, MoOp)
+        views.append(owner)
+        value = owner.operands[0]
+    layout: Layout | None = Layout.contiguous(shape_of(base))
+    for view in reversed(views):
+        layout = view_layout(view, layout)
+        if layout is None:
+            return None
+    inner, columns = shape_of(w)
+    is_whole = product(shape_of(base)) == product((inner, columns))
+    if is_whole and 1 not in (inner, columns) and layout == Layout((inner, columns), (1, inner)):
+        return base
+    return None
+
+
+def as_matrix(op: MoOp, base: SSAValue) -> SSAValue:
+    """The memory of a weight of an op as `[N, K]`; see `transposed_matrix`."""
+    inner, columns = shape_of(op.operands[1])
+    shape = [columns, inner]
+    type_ = base.type
+    assert isinstance(type_, TensorType)
+    if list(shape_of(base)) == shape:
+        return base
+    return insert_before(op, build(ReshapeOp, (base,), {}, (type_.with_shape(shape),)))
 
 
 def _bytes(value: SSAValue) -> int:
