@@ -32,11 +32,19 @@ def code_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
         packing: Which weights are coded.
     """
     coded: dict[SSAValue, SSAValue] = {}
+    # many rows wait for the processor, not for memory; a weight of theirs is not kept twice
+    plain = {
+        op.operands[1]
+        for op in ops_of(block)
+        if type(op) in PRODUCTS and op.attr_or("many_rows", False)
+    }
     for op in ops_of(block):
         encoding = _encoding(op, packing) if type(op) in PRODUCTS and runs_here(op) else None
         if encoding is None:
             continue
         packed = op.operands[1]
+        if packed in plain:
+            continue
         # a packed weight of several products is coded once
         if packed not in coded:
             code = CodeOp.of(packed, encoding)

@@ -21,7 +21,7 @@ from max._compiler.passes.materialize import base_of
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max._config import flags
 from max.dtype import DType
-from max.mlir import MoOp, TensorType, build
+from max.mlir import DimExpr, MoOp, TensorType, build
 from max.mlir.ops.elementwise import CastOp
 from max.mlir.ops.quantized import QmatmulOp
 from max.mlir.ops.shape import ReshapeOp, TransposeOp
@@ -29,6 +29,9 @@ from max.mlir.ops.spatial import ConvOp
 from max.mlir.sizes import product
 
 __all__ = ["pack_weights"]
+
+MANY_ROWS = 32
+"""The rows from which on a product with a dense weight is never computed panel by panel."""
 
 
 def pack_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
@@ -89,10 +92,11 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
         x = op.operands[0]
         columns = shape_of(op.results[0])[-1]
         assert isinstance(columns, int)
-        product = PackedMatmulOp.of(
-            x, packed[w, encoding], encoding, columns, streamed, op.location
+        many = type(op) is not QmatmulOp and least_rows(x) >= MANY_ROWS
+        replaced = PackedMatmulOp.of(
+            x, packed[w, encoding], encoding, columns, streamed, op.location, many
         )
-        op.results[0].replace_all_uses_with(insert_before(op, product))
+        op.results[0].replace_all_uses_with(insert_before(op, replaced))
         op.detach()
         op.erase()
 
@@ -186,6 +190,12 @@ def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Pa
         op.results[0].replace_all_uses_with(convolved)
         op.detach()
         op.erase()
+
+
+def least_rows(x: SSAValue) -> int:
+    """The rows of a product's left operand if each size that is known at run time only is 1."""
+    rows = DimExpr.of(product(shape_of(x)[:-1]))
+    return rows.evaluate(dict.fromkeys(rows.symbols, 1))
 
 
 def transposed_matrix(w: SSAValue) -> SSAValue | None:

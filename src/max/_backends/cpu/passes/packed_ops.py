@@ -164,6 +164,7 @@ class PackedMatmulOp(MoOp):
 
     The encoding is that of `mok.pack`, or of `mok.code` for coded weights.
     The weight is `streamed` if the caches do not hold it until the next execution.
+    With `many_rows` x never has few rows, so that the kernel lacks the path for these.
     """
 
     name = "mok.packed_matmul"
@@ -172,6 +173,7 @@ class PackedMatmulOp(MoOp):
         (2, 2),
         1,
         attributes={"encoding": str, "columns": int, "streamed": bool},
+        optional={"many_rows": bool},
         infer=_infer_packed_matmul,
         flops=product_flops,
         takes_epilogue=True,
@@ -189,8 +191,10 @@ class PackedMatmulOp(MoOp):
         columns: int,
         streamed: bool,
         location: LocationAttr,
+        many_rows: bool = False,
     ) -> PackedMatmulOp:
         """The product of x and a packed weight with the given number of columns."""
+        optional = {"many_rows": to_attr(many_rows)} if many_rows else {}
         return cls.create(
             operands=(x, packed),
             result_types=_infer_packed_matmul(
@@ -200,6 +204,7 @@ class PackedMatmulOp(MoOp):
                 "encoding": to_attr(encoding),
                 "columns": to_attr(columns),
                 "streamed": to_attr(streamed),
+                **optional,
             },
             location=location,
         )

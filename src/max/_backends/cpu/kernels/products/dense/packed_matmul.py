@@ -63,7 +63,7 @@ from max._backends.cpu.kernels.tiles.strips import (
     store_strip,
 )
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add, tiling
-from max._backends.kernel_call import KernelCall, Limit, Operand, product, view
+from max._backends.kernel_call import KernelCall, Limit, Operand, Scalar, product, view
 
 ROW_THRESHOLD = 8
 """Default row threshold for the GEMV path, used when no measurement exists."""
@@ -217,6 +217,7 @@ def multiply_dense(
     in_place: bool,
     t: Tiling,
     ctx: k.Context,
+    many_rows: bool = False,
 ) -> None:
     """The products of a launch; see `matmul_panels`."""
     rows, size = a.shape[0], a.shape[1]
@@ -224,7 +225,7 @@ def multiply_dense(
     # a fixed limit with matrix tiles: these round sums in another order, and a measured limit would change results
     limit = k.i64(ROW_THRESHOLD) if matrix_tiles else k.min(row_threshold, MAX_GEMV_ROWS)
     # the GEMV path requires rows of whole pairs
-    if rows > limit or size % t.pair == 1:
+    if many_rows or rows > limit or size % t.pair == 1:
         if matrix_tiles:
             gemm_panels_amx(results, a, panels, t, ctx)
         else:
@@ -263,17 +264,18 @@ def matmul_panels(
     ctx: k.Context,
     inner: InnerSize,
     parts: Parts = (),
+    many_rows: bool = False,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
 
-    Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see
-    `kernels.tiles.strips`.
+    Up to `row_threshold` rows take the GEMV path, which a kernel for `many_rows` lacks. With `parts` there are several
+    products; see `kernels.tiles.strips`.
     """
     t = dense_tiling(ctx.target, a.dtype, panels.dtype, inner)
     results = Results(out, extra, epilogue, t.width, parts)
     weights = as_panels(panels, inner.coding)
-    multiply_dense(results, a, weights, row_threshold, inner.in_place, t, ctx)
+    multiply_dense(results, a, weights, row_threshold, inner.in_place, t, ctx, many_rows)
 
 
 @k.kernel
@@ -288,6 +290,7 @@ def matmul_normalized(
     inner: InnerSize,
     norm: Norm,
     parts: Parts = (),
+    many_rows: bool = False,
     epilogue: Any = identity,
 ) -> None:
     """`matmul_panels` on the RMS norm of `a`; see `kernels.products.row_norms`."""
@@ -295,7 +298,7 @@ def matmul_normalized(
     t = dense_tiling(ctx.target, a.dtype, panels.dtype, inner)
     results = Results(out, extra, epilogue, t.width, parts)
     weights = as_panels(panels, inner.coding)
-    multiply_dense(results, rows, weights, row_threshold, inner.in_place, t, ctx)
+    multiply_dense(results, rows, weights, row_threshold, inner.in_place, t, ctx, many_rows)
 
 
 @k.kernel
@@ -337,6 +340,7 @@ def lower_matmul(
     encoding: str = attributes["encoding"]
     coding = ENCODINGS.get(encoding)
     weights = operands[1].dtype.name if coding is None else encoding
+    many_rows: bool = attributes.get("many_rows", False)
     kinds = f"{x.dtype.name} by panels of {weights}, k {inner}"
     args = (
         view("result", 0, out, (range(last), (last,)), static=False),
@@ -344,12 +348,17 @@ def lower_matmul(
         view("operand", 1, operands[1], static=False),
         *norm_args,
         *terms_arguments(operands),
-        Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
+        # a threshold that no launch reaches is not measured
+        Scalar(0)
+        if many_rows
+        else Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
     params = {"inner": inner_size(x.dtype, operands[1].dtype, inner, coding), **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}
+    if many_rows:
+        params["many_rows"] = True
     kernel = matmul_normalized if memory else matmul_panels
     if has_terms(operands):
         kernel = matmul_adapted
