@@ -132,6 +132,33 @@ def test_equal_results(encoding: str, rows: int, monkeypatch: pytest.MonkeyPatch
         np.testing.assert_array_equal(plain, packed)
 
 
+@pytest.mark.parametrize("dtype", [DType.bfloat16, DType.float32])
+@pytest.mark.parametrize("streamed_bytes", [1, 1 << 40])
+def test_many_rows_read_plain_weights(dtype, streamed_bytes, monkeypatch, rng) -> None:
+    """Of 0, 32 and 64 rows; a weight that a product of few rows reads too is kept once."""
+    packing = replace(
+        CPU_PACKING, streamed_bytes=streamed_bytes, codings={dtype: f"coded {dtype.name}"}
+    )
+    monkeypatch.setattr(cpu_backend, "packing_of", lambda _: packing)
+    coded_weights = counted(monkeypatch)
+    w = rng.standard_normal((64, 70)).astype(dtype.to_numpy())
+    types = [TensorType(dtype, shape, DEVICE) for shape in (("n", 32, 64), ("m", 64))]
+    with Graph("many", input_types=types) as graph:
+        many, few = (value.tensor for value in graph.inputs)
+        weight = ops.constant(w, dtype, DEVICE)
+        graph.output(ops.relu(many @ weight), few @ weight)
+    model = InferenceSession(devices=[CPU()]).load(graph)
+    assert coded_weights == []
+    for n in (0, 1, 2):
+        x, y = (rng.standard_normal(s).astype(dtype.to_numpy()) for s in ((n, 32, 64), (3, 64)))
+        for result, operand in zip(model.execute(x, y), (x, y), strict=True):
+            found = result.view(DType.uint8).to_numpy().view(dtype.to_numpy()).astype(np.float32)
+            expected = operand.astype(np.float32) @ w.astype(np.float32)
+            if operand is x:
+                expected = np.maximum(expected, 0)
+            np.testing.assert_allclose(found, expected, rtol=2e-2, atol=0.15)
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS.values())
 def test_experts_read_coded_weights(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of few rows, which decode in registers, of many, and an expert without rows."""

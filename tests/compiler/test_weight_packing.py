@@ -73,6 +73,50 @@ def test_products_of_weights() -> None:
     assert shared == [COLUMNS[0], COLUMNS[1], COLUMNS[1]]
 
 
+ROWS = ["pack rows", "packed_matmul rows 9"]
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        # as a convolution of one tap has it: [F, C, 1, 1] to [1, 1, C, F] to [C, F]
+        (lambda: ops.reshape(ops.permute(weight(9, 8, 1, 1), [2, 3, 1, 0]), (8, 9)), ROWS),
+        (lambda: ops.reshape(ops.permute(weight(9, 2, 4), [1, 2, 0]), (8, 9)), ROWS),
+        (lambda: ops.reshape(ops.permute(weight(3, 3, 8), [2, 0, 1]), (8, 9)), ROWS),
+        (lambda: ops.transpose(weight(9, 8), 0, 1), ROWS),
+        # parts, other orders, and copies of rows
+        (lambda: ops.transpose(weight(10, 8)[:9], 0, 1), COLUMNS),
+        (lambda: ops.transpose(weight(9, 16)[:, ::2], 0, 1), COLUMNS),
+        (lambda: ops.reshape(ops.permute(weight(9, 2, 4), [2, 1, 0]), (8, 9)), COLUMNS),
+        (lambda: ops.reshape(weight(9, 8), (8, 9)), COLUMNS),
+        (lambda: ops.transpose(ops.broadcast_to(weight(1, 8), (9, 8)), 0, 1), COLUMNS),
+    ],
+)
+def test_weights_that_a_transpose_views(build: Callable[[], Value], expected: list[str]) -> None:
+    assert packed(lambda x: x @ build()) == expected
+    both = packed(lambda x: (x @ (w := build()), ops.tanh(x) @ w))
+    assert both == [expected[0], *[expected[1]] * 2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "many"),
+    [
+        (("n", 8), False), ((31, 8), False), ((32, 8), True), (("n", 16, 8), False), (("n", 2, 16, 8), True),
+        (("n", "m", 32, 8), True),
+    ],
+)  # fmt: skip
+def test_products_that_always_have_many_rows(shape: tuple[int | str, ...], many: bool) -> None:
+    with Graph("g", input_types=[TensorType(F32, shape, CPU)]) as graph:
+        graph.output(graph.inputs[0].tensor @ weight(8, 9))
+    module = clone_module(graph.to_mlir())
+    pack_weights(entry(module).block, lambda op: True, CPU_PACKING)
+    verify_module(module)
+    (product,) = [
+        op for op in module.walk() if isinstance(op, MoOp) and op.name == "mok.packed_matmul"
+    ]
+    assert product.attr_or("many_rows", False) is many
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -99,6 +99,8 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
         op.results[0].replace_all_uses_with(insert_before(op, replaced))
         op.detach()
         op.erase()
+    # the transposes of weights that are packed as they lie in memory
+    drop_dead_ops(block)
 
 
 def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
