@@ -59,7 +59,7 @@ class SymbolicRegion:
             return tuple([steps.get(axis, 0) for axis in range(len(strides))])
         return tuple([stride if stride in (0, 1) else self._symbol(stride) for stride in strides])
 
-    def sized(self, kernel: RegionKernel) -> RegionKernel:
+    def with_sizes(self, kernel: RegionKernel) -> RegionKernel:
         """The region's kernel, with the sizes of its launch."""
         scalars = tuple([substitute(size, self._env) for size in kernel.scalars])
         if (geometry := kernel.geometry) is not None:

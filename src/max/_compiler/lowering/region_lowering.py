@@ -106,7 +106,7 @@ class RegionLowering:
     ) -> None:
         """Launches the kernel of a region; places have an offset in elements."""
         # the kernel takes results, then sources, then memory that the writer asks for
-        symbolic = self.symbolic(spec)
+        symbolic = self.symbolic_region(spec)
         text = self.placing.backend.write_region(spec if symbolic is None else symbolic.spec)
         count = len(results) + len(sources)
         workspaces = [
@@ -118,7 +118,7 @@ class RegionLowering:
             arguments = list(map(Argument, pointers, text.args))
         else:
             arguments = symbolic.arguments(text, pointers)
-            text = symbolic.sized(text)
+            text = symbolic.with_sizes(text)
         kernel = self.placing.kernels.region(text, arguments)
         written = [True] * len(results) + [False] * len(sources) + [True] * len(workspaces)
         in_place = in_place_pairs(spec, results, sources)
@@ -135,7 +135,7 @@ class RegionLowering:
             geometry=text.geometry,
         )
 
-    def symbolic(self, spec: RegionSpec) -> SymbolicRegion | None:
+    def symbolic_region(self, spec: RegionSpec) -> SymbolicRegion | None:
         """The region with symbols in place of its sizes, if it runs at load; None: its sizes are part of the code."""
         at_load = self.placing.launches is self.placing.lowered.once
         return SymbolicRegion(spec) if at_load and not spec.reduces else None
