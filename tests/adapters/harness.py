@@ -8,16 +8,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import gguf
 import numpy as np
 import torch
 from safetensors.numpy import save_file
 from transformers.pytorch_utils import Conv1D
 
 from max.dtype import DType
+from max.graph.weights import GGUFFile, GGUFWeights
 from max.pipelines.adapters.adapter import Adapter
 from max.pipelines.adapters.base import base_of
 from max.pipelines.adapters.layout import AdapterLayout, AdapterShape
 from max.pipelines.adapters.placement import packed_terms, site_terms
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
+from max.pipelines.gguf.reader import config_of
 from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import CASES, architecture, config_file, transformers_model
 from tests.architectures.llama_harness import Server, weights_of
@@ -102,6 +106,21 @@ def save_adapter(folder: Path, tensors: Tensors, **options: Any) -> Path:
     return folder
 
 
+def gguf_adapter(path: Path, parts: Tensors, kind: str = "adapter") -> Path:
+    """Writes an adapter as llama.cpp's converter does, with an alpha of 6."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type(kind)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 6.0)
+    for name, values in parts.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def merged(model: torch.nn.Module, adapter: Adapter, scale: float = 1.0) -> torch.nn.Module:
     """A copy of a model with an adapter in its weights, by PEFT's formulas."""
     copied = copy.deepcopy(model)
@@ -129,7 +148,7 @@ def merged(model: torch.nn.Module, adapter: Adapter, scale: float = 1.0) -> torc
 
 
 class AdapterServer(Server):
-    """A server of a random model, with adapters in its slots."""
+    """A server of a random model, with adapters in its slots; its weights are those of a GGUF file if one is given."""
 
     def __init__(
         self,
@@ -138,17 +157,23 @@ class AdapterServer(Server):
         slots: int,
         max_rank: int,
         whole: bool = False,
+        file: Path | None = None,
         **options: Any,
     ) -> None:
         model = transformers_model(case)
         shape = AdapterShape(slots, max_rank, options.get("dtype", DType.float32), whole)
+        config, weights = config_file(model), weights_of(model)
+        if file is not None:
+            config = HuggingFaceConfig(config_of(GGUFFile(file)))
+            weights = {name: value.data() for name, value in GGUFWeights(file).items()}
         super().__init__(
-            config_file(model),
-            weights_of(model),
+            config,
+            weights,
             backend,
             max_seq_len=CASES[case].max_seq_len,
             architecture=cast(type[DecoderModel], architecture(case).pipeline_model),
             adapters=shape,
+            gguf=file is not None,
             **options,
         )
         decoder = self.architecture.decoder_class(self.config, self.params, DType.float32)

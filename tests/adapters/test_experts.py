@@ -20,9 +20,11 @@ from max.nn.transformer import ReturnLogits
 from max.pipelines.adapters.adapter import AdapterError
 from max.pipelines.adapters.merge import merged_weights
 from max.pipelines.adapters.reader import read_adapter
-from tests.adapters.harness import AdapterServer, Tensors, save_adapter
+from tests.adapters.harness import AdapterServer, Tensors, gguf_adapter, save_adapter
+from tests.architectures import gguf_files
 from tests.architectures.families import architecture, tolerance, transformers_model
 from tests.architectures.llama_harness import reference_logits, relative_error
+from tests.architectures.test_gguf_decoders import FILES
 
 RANK = 3
 PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")
@@ -212,3 +214,80 @@ def test_merged_parameters(rng: np.random.Generator, tmp_path: Path) -> None:
         wrong = {**stored, other: WeightData.from_numpy(np.ascontiguousarray(array), other)}
         with pytest.raises(AdapterError, match="the weight is"):
             merged_weights(wrong, adapter, names, tied=False)
+
+
+def gguf_tensors(tensors: Tensors, model: torch.nn.Module, interleaved: bool) -> Tensors:
+    """The tensors of an adapter of experts, by the names and in the form of llama.cpp's files."""
+    result = Tensors()
+    for module, parameters in experts_of(model).items():
+        layer = module.split(".")[2]
+        for depth, own in enumerate(reversed(parameters)):
+            stem = f"base_model.model.{module}{'.base_layer' * depth}"
+            a, b = (tensors[f"{stem}.lora_{part}.weight"] for part in "AB")
+            count = len(a) // RANK
+            a, b = a.reshape(count, RANK, -1), b.reshape(len(b), RANK, count).transpose(2, 0, 1)
+            parts = {"ffn_down_exps": b}
+            if own == "gate_up_proj":
+                gate, up = (b[:, ::2], b[:, 1::2]) if interleaved else np.split(b, 2, axis=1)
+                parts = {"ffn_gate_exps": gate, "ffn_up_exps": up}
+            for name, rows in parts.items():
+                result[f"blk.{layer}.{name}.weight.lora_a"] = np.ascontiguousarray(a)
+                result[f"blk.{layer}.{name}.weight.lora_b"] = np.ascontiguousarray(rows)
+    return result
+
+
+@pytest.mark.parametrize("of_file", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "qwen3_moe_gguf",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in (
+                "mixtral",
+                "gpt_oss_wide",
+                "glm4_moe",
+                "granite_moe",
+                "qwen2_moe_gguf",
+                "minimax_m2",
+            )
+        ),
+    ],
+)
+def test_gguf_adapters_of_experts(
+    rng: np.random.Generator, case: str, of_file: bool, tmp_path: Path
+) -> None:
+    """On a base in safetensors files, and on one in a GGUF file."""
+    model = transformers_model(case)
+    tensors, merged = random_experts(model, rng)
+    file = None
+    if of_file:
+        file = tmp_path / "model.gguf"
+        gguf_files.write(file, model, *FILES[case])
+    server = AdapterServer(
+        case, "interpreter", 2, RANK, page_size=5, return_logits=ReturnLogits.ALL, file=file
+    )
+    # an alpha of 6 over the rank of 3 is the scale of `random_experts`
+    parts = gguf_tensors(tensors, model, case.startswith("gpt_oss"))
+    server.place(1, read_adapter(gguf_adapter(tmp_path / "adapter.gguf", parts), RANK))
+    check(server, rng, [merged, model], [1, -1], max(tolerance(case), 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda part: part[:-1], "for 3 experts; the base has 4"),
+        (lambda part: np.concatenate([part, part]), "for 8 experts; the base has 4"),
+        (lambda part: part[..., 1:], "no factors of a product|the base has"),
+        (lambda part: part[0], "no linear layer|is for experts|does not fit"),
+    ],
+)
+def test_gguf_adapters_of_experts_that_do_not_fit(
+    rng: np.random.Generator, server: AdapterServer, tmp_path: Path, change: Any, message: str
+) -> None:
+    model = transformers_model("mixtral")
+    parts = gguf_tensors(random_experts(model, rng)[0], model, False)
+    stem = "blk.0.ffn_up_exps.weight.lora_"
+    parts |= {f"{stem}{end}": np.ascontiguousarray(change(parts[f"{stem}{end}"])) for end in "ab"}
+    with pytest.raises(AdapterError, match=message):
+        server.place(0, read_adapter(gguf_adapter(tmp_path / "a.gguf", parts), RANK))

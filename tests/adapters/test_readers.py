@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from max.pipelines.adapters.adapter import AdapterError
 from max.pipelines.adapters.reader import read_adapter
+from tests.adapters.harness import gguf_adapter
 
 A, B = "base_model.model.m.lora_A.weight", "base_model.model.m.lora_B.weight"
 
@@ -107,31 +107,17 @@ def test_kinds_of_files(tmp_path: Path) -> None:
         read_adapter(folder, 16)
 
 
-def gguf_adapter(path: Path, kind: str = "adapter", **parts: np.ndarray) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_type(kind)
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 6.0)
-    for name, values in parts.items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def test_gguf_adapters(tmp_path: Path) -> None:
     own = tensors()
     parts = {"blk.0.attn_q.weight.lora_a": own[A], "blk.0.attn_q.weight.lora_b": own[B]}
-    adapter = read_adapter(gguf_adapter(tmp_path / "a.gguf", **parts), 16)
+    adapter = read_adapter(gguf_adapter(tmp_path / "a.gguf", parts), 16)
     (module,) = adapter.modules.values()
     assert adapter.is_gguf and module.scale == 3.0
     np.testing.assert_array_equal(module.a, own[A])
     for broken, message in (
-        (gguf_adapter(tmp_path / "b.gguf", "model", **parts), "general.type"),
-        (gguf_adapter(tmp_path / "c.gguf", **{"blk.0.attn_q.weight": own[A]}), "no part of an adapter"),
-        (gguf_adapter(tmp_path / "d.gguf", **{"blk.0.attn_q.weight.lora_a": own[A]}), "is alone"),
+        (gguf_adapter(tmp_path / "b.gguf", parts, "model"), "general.type"),
+        (gguf_adapter(tmp_path / "c.gguf", {"blk.0.attn_q.weight": own[A]}), "no part of an adapter"),
+        (gguf_adapter(tmp_path / "d.gguf", {"blk.0.attn_q.weight.lora_a": own[A]}), "is alone"),
     ):  # fmt: skip
         with pytest.raises(AdapterError, match=message):
             read_adapter(broken, 16)
@@ -143,7 +129,7 @@ def test_changed_bytes(tmp_path: Path, count: int) -> None:
     folder = write(tmp_path / "a", use_dora=False)
     file = gguf_adapter(
         tmp_path / "a.gguf",
-        **{"blk.0.attn_q.weight.lora_a": tensors()[A], "blk.0.attn_q.weight.lora_b": tensors()[B]},
+        {"blk.0.attn_q.weight.lora_a": tensors()[A], "blk.0.attn_q.weight.lora_b": tensors()[B]},
     )
     paths = [folder / "adapter_config.json", folder / "adapter_model.safetensors", file]
     originals = [path.read_bytes() for path in paths]

@@ -111,7 +111,7 @@ def turned_experts(adapter: Adapter, base: AdapterBase) -> Adapter:
     """The adapter with the changes of all experts as ``[outputs, inputs]``.
 
     Versions of PEFT take the first dimension of a parameter's matrices as inputs, and others as outputs; the base's
-    sizes tell which.
+    sizes tell which. GGUF files have one order.
 
     Args:
         adapter: The adapter.
@@ -121,20 +121,25 @@ def turned_experts(adapter: Adapter, base: AdapterBase) -> Adapter:
         AdapterError: A change has other sizes than the base, or another number of experts.
     """
     modules: dict[str, LowRank] = {}
+    form = base.config.first_form(Experts)
     for module, low_rank in adapter.modules.items():
         modules[module] = low_rank
-        if low_rank.a.ndim == 3:
-            modules[module] = _turned_change(
-                module, low_rank, base.config.first_form(Experts), base
+        if low_rank.a.ndim != 3:
+            continue
+        if form is None:
+            raise AdapterError(
+                f"the tensor {low_rank.tensor!r} is for experts, and the base has none"
+            )
+        if not adapter.is_gguf:
+            modules[module] = _turned_change(module, low_rank, form, base)
+        elif len(low_rank.a) != form.count:
+            raise AdapterError(
+                f"the tensor {low_rank.tensor!r} is for {len(low_rank.a)} experts; the base has {form.count}"
             )
     return replace(adapter, modules=modules)
 
 
-def _turned_change(
-    module: str, low_rank: LowRank, form: Experts | None, base: AdapterBase
-) -> LowRank:
-    if form is None:
-        raise AdapterError(f"the tensor {low_rank.tensor!r} is for experts, and the base has none")
+def _turned_change(module: str, low_rank: LowRank, form: Experts, base: AdapterBase) -> LowRank:
     width = base.config.hidden_size if form.latent_size is None else form.latent_size
     sizes = {
         "gate_up_proj": (width, 2 * form.size), "up_proj": (width, form.size), "down_proj": (form.size, width),

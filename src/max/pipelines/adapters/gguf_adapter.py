@@ -1,4 +1,8 @@
-"""Reads adapters in GGUF files: ``general.type`` is adapter, tensors are named ``blk.0.attn_q.weight.lora_a``."""
+"""Reads adapters in GGUF files: ``general.type`` is adapter, tensors are named ``blk.0.attn_q.weight.lora_a``.
+
+A ``lora_a`` is ``[rank, inputs]``, a ``lora_b`` ``[outputs, rank]``. Those of all experts of a layer, such as
+``blk.0.ffn_up_exps.weight``, have the experts as a first dimension.
+"""
 
 from __future__ import annotations
 
@@ -83,12 +87,13 @@ def read_gguf_adapter(path: Path, max_rank: int) -> Adapter:
         if module == _TABLE and a.ndim == 2:
             # files have the rows of tokens
             a = np.ascontiguousarray(a.T)
-        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1] or 0 in (*a.shape, *b.shape):
+        of_layer, of_experts = a.ndim == b.ndim == 2, a.ndim == b.ndim == 3 and len(a) == len(b)
+        if not (of_layer or of_experts) or a.shape[-2] != b.shape[-1] or not a.size or not b.size:
             raise AdapterError(
                 f"the tensors {name!r} and {name_b!r} are {list(a.shape)} and {list(b.shape)}, which are no factors "
                 "of a product"
             )
-        rank = a.shape[0]
+        rank = a.shape[-2]
         if rank > max_rank:
             raise AdapterError(
                 f"the tensor {name!r} has rank {rank}, above {max_rank}",

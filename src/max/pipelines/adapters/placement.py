@@ -103,9 +103,12 @@ def _places(
             raise AdapterError(f"the tensor {low_rank.tensor!r} has {count} rows, too many")
         probe = (number * _SHIFT + np.arange(count, dtype=np.float64))[:, None]
         if low_rank.a.ndim == 3:
+            stacked = np.repeat(probe[None], len(low_rank.a), axis=0)
+            if adapter.is_gguf:
+                probes[name] = WeightData.from_numpy(stacked, name)
+                continue
             # in the decoder's form: checkpoints may have other names for them
             name = experts_name(base.names.own_name(module), layout)
-            stacked = np.repeat(probe[None], len(low_rank.a), axis=0)
             experts[name] = WeightData.from_numpy(stacked, name)
             continue
         if not adapter.is_gguf and base.names.own_name(name).endswith(
