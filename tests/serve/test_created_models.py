@@ -280,7 +280,9 @@ def test_bad_creations_change_nothing(
         ({"model": "x", "from": "tiny", "parameters": {"stop": [1]}}, 400, "stop"),
         ({"model": "x", "from": "tiny", "template": "{{ .System }}"}, 400, "Go"),
         ({"model": "x", "from": "tiny", "messages": [{"role": "x"}]}, 400, "role"),
-        ({"model": "x", "from": "tiny", "quantize": "q4_K_M"}, 400, "max quantize"),
+        ({"model": "x", "from": "tiny", "quantize": "q4_2"}, 400, "q4_k_m"),
+        ({"model": "x", "from": "none", "quantize": "q8_0"}, 404, "none"),
+        ({"model": "x", "files": {"a.txt": nothing}, "quantize": "q8_0"}, 400, "not uploaded"),
     ]  # fmt: skip
     for body, status, text in cases:
         answer = web.post("/api/create", json=body)

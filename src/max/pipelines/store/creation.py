@@ -26,7 +26,16 @@ else:
     # it is loaded when an adapter is read
     reader = lazy_module("max.pipelines.adapters.reader")
 
-__all__ = ["ADAPTER_NAME", "config_values", "copy_model", "create", "with_adapter"]
+__all__ = [
+    "ADAPTER_NAME",
+    "config_values",
+    "copy_model",
+    "create",
+    "link_files",
+    "weights_of",
+    "with_adapter",
+    "work_folder",
+]
 
 ADAPTER_NAME = "of-modelfile"
 """The name of a created model's adapter in its engine."""
@@ -52,8 +61,7 @@ def config_values(store: ModelStore, stored: StoredModel) -> tuple[dict[str, Any
     recipe = recipe_of(stored.path)
     if recipe is None:
         return {"model_path": str(stored.path)}, Recipe()
-    path = store.find_or_open(recipe.base).path if recipe.base else stored.path
-    values: dict[str, Any] = {"model_path": str(path)}
+    values: dict[str, Any] = {"model_path": str(weights_of(store, stored))}
     if recipe.has_template:
         values["chat_template"] = stored.path / _TEMPLATE
     if recipe.has_adapter:
@@ -65,6 +73,22 @@ def config_values(store: ModelStore, stored: StoredModel) -> tuple[dict[str, Any
         values |= {"enable_lora": True, "lora_paths": [f"{ADAPTER_NAME}={folder}"]}
         values |= {"max_lora_rank": max(rank, 1), "max_num_loras": 1}
     return values, recipe
+
+
+def weights_of(store: ModelStore, stored: StoredModel) -> Path:
+    """The folder or file with the weights of a model: its own, or those of its base.
+
+    Args:
+        store: The models.
+        stored: The model.
+
+    Raises:
+        UserError: The base of a created model is gone.
+    """
+    recipe = recipe_of(stored.path)
+    return (
+        stored.path if recipe is None or not recipe.base else store.find_or_open(recipe.base).path
+    )
 
 
 def with_adapter(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,8 +122,8 @@ def create(
         store: The models.
         name: Its name, which must be one of a model.
         recipe: What it sets; the base and the parts of the source are filled in.
-        source: The model that it is made from; None: it has weights.
-        weights: The files of its weights, by their names in its folder.
+        source: The model that it is made from; None: there is none.
+        weights: The files of its weights, by their names in its folder; empty: they are those of the source.
         adapter: The files of its adapter, by their names; empty: that of the source.
         template: The chat template; None: that of the source.
 
@@ -115,16 +139,16 @@ def create(
     _check_place(store, name)
     with _new_folder(store) as folder:
         recipe = _inherit(recipe, source, folder, has_adapter=bool(adapter))
-        for file, path in {**_checked_names(weights)}.items():
-            _link(path, folder / file)
+        if weights:
+            link_files(weights, folder)
+            recipe = replace(recipe, base="")
         if weights and not _has_weights(folder):
             raise InputError(
                 "the files are no model: give one GGUF file, or config.json with safetensors files"
             )
         if adapter:
             (folder / _ADAPTER).mkdir()
-            for file, path in _checked_names(adapter).items():
-                _link(path, folder / _ADAPTER / file)
+            link_files(adapter, folder / _ADAPTER)
             # damaged ones are refused now; whether it fits the base shows when the model is loaded
             reader.read_adapter(folder / _ADAPTER, _MOST_RANK)
             recipe = replace(recipe, has_adapter=True)
@@ -184,6 +208,21 @@ def _new_folder(store: ModelStore) -> Iterator[Path]:
         if isinstance(error, OSError):  # shutil.Error too
             raise ModelFilesError(f"the model cannot be written: {error}") from error
         raise
+
+
+@contextlib.contextmanager
+def work_folder(store: ModelStore) -> Iterator[Path]:
+    """A folder for files from which a model is made; it is removed at the end.
+
+    Args:
+        store: The models.
+
+    Raises:
+        ModelFilesError: The files cannot be written.
+    """
+    with _new_folder(store) as folder:
+        yield folder
+    _remove_new(folder)
 
 
 def _remove_new(folder: Path) -> None:
@@ -260,13 +299,23 @@ def _inherit(recipe: Recipe, source: StoredModel | None, folder: Path, has_adapt
     )
 
 
-def _checked_names(files: Mapping[str, Path]) -> Mapping[str, Path]:
+def link_files(files: Mapping[str, Path], folder: Path) -> None:
+    """Links files into a folder of a model.
+
+    Args:
+        files: The files by their names in the folder.
+        folder: The folder.
+
+    Raises:
+        UserError: A name does not fit, there are too many files, or one is missing.
+    """
     if len(files) > _MOST_FILES:
         raise InputError(f"there are {len(files)} files, more than {_MOST_FILES}")
     for name in files:
         if not _FILE_NAME.fullmatch(name) or name == _TEMPLATE:
             raise InputError(f"{name[:80]!r} is no name of a file of a model")
-    return files
+    for name, path in files.items():
+        _link(path, folder / name)
 
 
 def _has_weights(folder: Path) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -19,19 +20,27 @@ from max.pipelines.store.created import (
     checked_parameters,
     checked_template,
 )
-from max.pipelines.store.creation import copy_model, create
+from max.pipelines.store.creation import (
+    copy_model,
+    create,
+    link_files,
+    weights_of,
+    work_folder,
+)
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.modelfile import Modelfile, modelfile_text, parameters_text
 from max.serve.errors import ApiError, of_user_error, short_text
 from max.serve.http.bodies.body import read_body
 from max.serve.http.state import ServerState, json_response, state_of
-from max.serve.http.streaming import event_stream
+from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.models.model import ServedModel
 from max.serve.ollama.blobs import blob_path
 from max.serve.ollama.library import name_of, read_order
+from max.serve.ollama.quantizing import check_source, quantized_file, type_of
 from max.serve.ollama.routes import details, json_line, time_text
 from max.serve.ollama.schemas import CopyBody, CreateBody, ShowBody
 
+T = TypeVar("T")
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
 
@@ -45,6 +54,7 @@ class _Order:
     adapters: dict[str, Path]
     recipe: Recipe
     template: str | None
+    quantize: str
 
 
 @router.post("/create")
@@ -56,14 +66,22 @@ async def create_model(request: Request) -> Response:
     """
     body, state, store = await read_order(request, CreateBody)
     order = _order(body, store)
-    # all that may be wrong is found before the first line
-    place = await _made_ready(lambda: _prepare(order, store))
-    lines = _lines(order, state, place)
+    if order.quantize:
+        folder = await _in_thread(lambda: _source_folder(order, store))
+        lines = _quantized_lines(order, state, store, folder)
+    else:
+        # all that may be wrong is found before the first line
+        lines = _lines(order, state, await _in_thread(lambda: _prepare(order, store)))
     if body.stream is not False:
         return await event_stream(request, lines, _error_line, "application/x-ndjson")
-    async for _ in lines:
-        pass
+    await unless_disconnected(request, _drain(lines))
     return json_response({"status": "success"})
+
+
+async def _drain(lines: AsyncGenerator[bytes]) -> None:
+    async with contextlib.aclosing(lines):
+        async for _ in lines:
+            pass
 
 
 @router.post("/copy")
@@ -75,13 +93,13 @@ async def copy(request: Request) -> Response:
     """
     body, state, store = await read_order(request, CopyBody)
     source, name = name_of(body.source), name_of(body.destination)
-    place = await _made_ready(lambda: copy_model(store, name, store.find(source)))
+    place = await _in_thread(lambda: copy_model(store, name, store.find(source)))
     await state.pool.delete(name, place)
     return Response(status_code=200)
 
 
-async def _made_ready(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-    """What puts a new model in its place, made on another thread.
+async def _in_thread(make: Callable[[], T]) -> T:
+    """What a function of another thread returns.
 
     Raises:
         ApiError: 404 if there is no such source, else 400: it does not fit.
@@ -106,10 +124,7 @@ def _order(body: CreateBody, store: ModelStore) -> _Order:
     """
     name = name_of(body.model or body.name)
     if body.quantize:
-        raise ApiError(
-            "quantize is not supported here; `max quantize` writes quantized models",
-            param="quantize",
-        )
+        type_of(body.quantize)
     if (body.from_ is None) == (not body.files):
         raise ApiError(
             "give one of from, the name of a model, and files, its uploaded files", param="from"
@@ -131,6 +146,7 @@ def _order(body: CreateBody, store: ModelStore) -> _Order:
         _blobs(store, body.adapters, "adapters"),
         recipe,
         template,
+        body.quantize or "",
     )
 
 
@@ -153,7 +169,37 @@ def _blobs(store: ModelStore, digests: dict[str, str] | None, field: str) -> dic
     return files
 
 
-def _prepare(order: _Order, store: ModelStore) -> Callable[[], None]:
+def _source_folder(order: _Order, store: ModelStore) -> Path | None:
+    """The folder of the model that is quantized; None: the request has its files."""
+    if not order.source:
+        return None
+    folder = weights_of(store, store.find(order.source))
+    check_source(folder, order.source)
+    return folder
+
+
+async def _quantized_lines(
+    order: _Order, state: ServerState, store: ModelStore, source: Path | None
+) -> AsyncGenerator[bytes]:
+    """The lines of a creation with quantized weights."""
+    with work_folder(store) as folder:
+        if source is None:
+            # the file states the name of its folder
+            source = folder / re.sub(r"[/:]", "-", order.name)
+            source.mkdir()
+            link_files(order.files, source)
+            check_source(source, order.name)
+        path = folder / "model.gguf"
+        async for line in quantized_file(source, path, order.quantize):
+            yield line
+        place = await _in_thread(lambda: _prepare(order, store, {path.name: path}))
+    async for line in _lines(order, state, place):
+        yield line
+
+
+def _prepare(
+    order: _Order, store: ModelStore, quantized: Mapping[str, Path] | None = None
+) -> Callable[[], None]:
     source = store.find(order.source) if order.source else None
     adapters = order.adapters
     if len(adapters) > 1 and all(name.endswith(".gguf") for name in adapters):
@@ -166,7 +212,7 @@ def _prepare(order: _Order, store: ModelStore) -> Callable[[], None]:
         order.name,
         order.recipe,
         source=source,
-        weights=order.files,
+        weights=quantized or order.files,
         adapter=adapters,
         template=order.template,
     )
