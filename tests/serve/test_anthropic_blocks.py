@@ -41,6 +41,34 @@ def test_search_results_are_text() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "is_error", "shown"),
+    [
+        ("no such file", True, "Error: no such file"),
+        ("no such file", False, "no such file"),
+        ("no such file", None, "no such file"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], True, "Error: a\nb"),
+        ("", True, "Error: the tool failed"),
+        (None, True, "Error: the tool failed"),
+        (None, False, ""),
+        # those that say it are as they were
+        ("\nERROR 5", True, "\nERROR 5"),
+        ("<error>x</error>", True, "<error>x</error>"),
+        ("<tool_use_error>x</tool_use_error>", True, "<tool_use_error>x</tool_use_error>"),
+        ("an error", True, "Error: an error"),
+    ],
+)
+def test_the_model_is_told_that_a_tool_failed(
+    content: Any, is_error: bool | None, shown: str
+) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "find", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": is_error}
+    *_, answer = read(
+        USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}
+    )
+    assert answer == {"role": "tool", "tool_call_id": "t1", "content": shown}
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"citations": {"enabled": True}}, "a search_result with citations"),

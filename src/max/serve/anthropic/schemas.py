@@ -250,6 +250,8 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                 # results are messages of their own, before what the user says beside them
                 case "tool_result":
                     content = _text(block.get("content") or "", where)
+                    if block.get("is_error") is True:
+                        content = _error_text(content)
                     plain.append(
                         {
                             "role": "tool",
@@ -268,6 +270,13 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                 converted["reasoning_content"] = "\n".join(thoughts)
             plain.append({**converted, "tool_calls": calls} if calls else converted)
     return plain
+
+
+def _error_text(text: str) -> str:
+    """The result of a tool that failed: chat templates have no other place to say so."""
+    if text.lstrip(" \n<").lower().startswith(("error", "tool_use_error")):
+        return text
+    return f"Error: {text or 'the tool failed'}"
 
 
 def _block_text(block: Mapping[str, Any], where: str) -> str:
