@@ -182,13 +182,11 @@ def test_keywords_of_two_objects() -> None:
         )
         both = {"properties": {"a": text, "b": text}, "additionalProperties": more}
         assert merge(one, other) == merge(other, one) == both
-    excluded = {"allOf": [text, False]}
-    assert merge(first, {"properties": {"a": False}}) == {**first, "properties": {"a": excluded}}
+    assert merge(first, {"properties": {"a": False}}) == {**first, "properties": {"a": False}}
     # what has no form of its own is left to the grammar's package
     for keyword, one, other in (
-        ("type", "object", "string"), ("type", ["object"], ["object", "string"]), ("required", ["a"], "a"),
-        ("additionalProperties", text, {"minLength": 2}), ("required", "a", ["a"]),
-        ("patternProperties", {"^a": text}, {"^a": number}), ("properties", 3, {"a": {}}), ("properties", {"a": {}}, 3),
+        ("type", "object", "string"), ("required", ["a"], "a"), ("required", "a", ["a"]),
+        ("properties", 3, {"a": {}}), ("properties", {"a": {}}, 3), ("patternProperties", [], {"a": {}}),
     ):  # fmt: skip
         assert merge({keyword: one}, {keyword: other}) is None, keyword
 

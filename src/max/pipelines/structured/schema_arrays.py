@@ -10,7 +10,7 @@ from typing import Any
 from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.schema_merging import ASSERTIONS, well_formed
 
-__all__ = ["different_items", "with_item", "with_items_of"]
+__all__ = ["different_items", "number_of_values", "with_item", "with_items_of"]
 
 _ITEMS = frozenset(("type", "items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"))
 
@@ -44,10 +44,7 @@ def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     values = _choices(schema.get("items"))
     if kinds != "array" or values is None:
         return None
-    distinct: list[Any] = []
-    for value in values:
-        if not any(_same(value, each) for each in distinct):
-            distinct.append(value)
+    distinct = _distinct(values)
     least, most = schema.get("minItems", 0), schema.get("maxItems", len(distinct))
     if not isinstance(least, int) or not isinstance(most, int):
         return None
@@ -55,6 +52,25 @@ def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     if not 1 <= sum(perm(len(distinct), length) for length in lengths) <= _MOST_LISTS:
         return None
     return {"enum": [list(each) for length in lengths for each in permutations(distinct, length)]}
+
+
+def number_of_values(items: Any) -> int | None:
+    """How many different values a schema lists, which is the most that a list of different items has; None if it lists
+    none.
+
+    Args:
+        items: The schema, without references.
+    """
+    values = _choices(items)
+    return None if values is None else len(_distinct(values))
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    distinct: list[Any] = []
+    for value in values:
+        if not any(_same(value, each) for each in distinct):
+            distinct.append(value)
+    return distinct
 
 
 def with_item(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from max.pipelines.structured.schema_merging import well_formed
+from max.pipelines.structured.schema_merging import value_key, well_formed
 from max.pipelines.structured.schema_references import References
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -74,9 +73,9 @@ class _Checker:
             _is(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])
         ):
             return _place(path, "type")
-        if "enum" in schema and _key(value) not in map(_key, schema["enum"]):
+        if "enum" in schema and value_key(value) not in map(value_key, schema["enum"]):
             return _place(path, "enum")
-        if "const" in schema and _key(value) != _key(schema["const"]):
+        if "const" in schema and value_key(value) != value_key(schema["const"]):
             return _place(path, "const")
         if isinstance(value, str):
             if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
@@ -101,7 +100,7 @@ class _Checker:
             return None
         if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
             return _place(path, "number of items")
-        if schema.get("uniqueItems") is True and len(set(map(_key, value))) != len(value):
+        if schema.get("uniqueItems") is True and len(set(map(value_key, value))) != len(value):
             return _place(path, "uniqueItems")
         if "contains" in schema:
             count = sum(self._fits(item, schema["contains"], depth) for item in value)
@@ -205,13 +204,6 @@ def _is(value: Any, type_name: Any) -> bool:
     return isinstance(value, _KINDS[type_name]) and (
         type_name == "boolean" or not isinstance(value, bool)
     )
-
-
-def _key(value: Any) -> str:
-    """A text that equal JSON values share."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
 
 
 def _matches(pattern: Any, text: str) -> bool:

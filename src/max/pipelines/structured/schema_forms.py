@@ -9,7 +9,12 @@ from typing import Any
 
 from max._dataclass import dataclass
 from max.pipelines.structured.pattern_automata import MOST_AUTOMATA
-from max.pipelines.structured.schema_arrays import different_items, with_item, with_items_of
+from max.pipelines.structured.schema_arrays import (
+    different_items,
+    number_of_values,
+    with_item,
+    with_items_of,
+)
 from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.schema_conditions import Conditions
 from max.pipelines.structured.schema_limits import (
@@ -19,7 +24,6 @@ from max.pipelines.structured.schema_limits import (
 )
 from max.pipelines.structured.schema_merging import (
     ASSERTIONS,
-    BRANCHES,
     CONDITIONS,
     COUNTS,
     DROPPED,
@@ -38,7 +42,11 @@ from max.pipelines.structured.schema_names import (
     name_pattern,
     pattern_for_grammar,
 )
-from max.pipelines.structured.schema_objects import join_all_of, without_unevaluated
+from max.pipelines.structured.schema_objects import (
+    chosen_properties,
+    join_all_of,
+    without_unevaluated,
+)
 from max.pipelines.structured.schema_references import References
 
 TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
@@ -205,11 +213,17 @@ class _Writer:
         return rest if written is None else written
 
     def _different(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Lists of different items, written out; None if they cannot be."""
+        """Lists of different items, written out or of no more items than there are values; None if neither is known."""
         items = schema.get("items")
         if isinstance(items, Mapping):
             schema = {**schema, "items": self._references.resolve(items)}
-        return different_items(schema)
+        if (lists := different_items(schema)) is not None:
+            return lists
+        count = None if "prefixItems" in schema else number_of_values(schema.get("items"))
+        if count is None or count < schema.get("minItems", 0):
+            return None
+        # which ones are there twice is not held
+        return {**schema, "maxItems": min(schema.get("maxItems", count), count)}
 
     def _alternatives(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[dict[str, Any]]:  # fmt: skip
         """Conditions of a schema, also those that are members of ``allOf``."""
@@ -368,7 +382,7 @@ class _Writer:
     def _property_counts(
         self, keywords: dict[str, Any], path: tuple[str, ...], patterns: Mapping[str, Any]
     ) -> None:
-        """Limits of the number of properties, which grammars hold only where none is optional."""
+        """Limits of the number of properties: of a closed object, which of the optional ones it has."""
         properties, required = keywords.get("properties", {}), keywords.get("required", [])
         closed = keywords.get("additionalProperties") is False and not patterns
         least, most = keywords.get("minProperties", 0), keywords.get("maxProperties")
@@ -376,16 +390,17 @@ class _Writer:
             return
         keywords.pop("minProperties", None)
         keywords.pop("maxProperties", None)
-        if least > len(required):
-            options = [name for name in properties if name not in required]
-            # one more than the required ones: any of the optional ones
-            if least == len(required) + 1 and closed and len(options) <= BRANCHES:
-                either = [{"required": [*required, name]} for name in options]
+        optional = [name for name in properties if name not in required]
+        if closed:
+            either, unheld = chosen_properties(required, optional, least, most)
+            if either:
                 keywords.setdefault("allOf", []).append({"anyOf": either})
-            else:
-                self._note(path, "minProperties")
-        if most is not None and not (closed and len(properties) <= most):
-            self._note(path, "maxProperties")
+        else:
+            unheld = ["minProperties"] * (least > len(required)) + ["maxProperties"] * (
+                most is not None
+            )
+        for keyword in unheld:
+            self._note(path, keyword)
 
     def _properties_by_name(
         self, keywords: dict[str, Any], names: Mapping[str, Any], more: Any, path: tuple[str, ...], depth: int

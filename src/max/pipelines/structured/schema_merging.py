@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ DROPPED = ("propertyNames", "uniqueItems", "contains", "unevaluatedProperties", 
 CONDITIONS = ("not", "if", "dependentRequired", "dependentSchemas", "dependencies")
 POINTERS = ("$ref", "$dynamicRef", "$recursiveRef")
 MERGED = frozenset(("type", "properties", "required", "additionalProperties", "patternProperties"))
+_GREATER = frozenset(("minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"))
+_LESS = frozenset(("maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum"))
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 BRANCHES = 24
 """The maximum number of alternatives that are written in another form."""
@@ -132,52 +135,166 @@ def combines(schema: Mapping[str, Any]) -> bool:
     return False
 
 
+class NoJoinError(ValueError):
+    """Two schemas have no common form."""
+
+
 def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Two schemas of an object in one; None where they have the same keyword.
+    """As :func:`joined`, but None also where they have no common form.
 
     Args:
         first: A schema.
         second: Another.
     """
-    if _narrows(first, second) or _narrows(second, first):
+    try:
+        return joined(first, second)
+    except NoJoinError:
         return None
-    merged = dict(first)
-    for name, value in second.items():
-        if name not in merged or merged[name] == value:
-            merged[name] = value
-        elif (
-            name == "properties"
-            and isinstance(value, Mapping)
-            and isinstance(merged[name], Mapping)
-        ):
-            merged[name] = {**merged[name]}
-            for key, schema in value.items():
-                own = merged[name].get(key, schema)
-                same = own == schema or schema in ({}, True)
-                merged[name][key] = own if same else {"allOf": [own, schema]}
-        elif name == "required" and isinstance(value, list) and isinstance(merged[name], list):
-            merged[name] = list(dict.fromkeys([*names_in(merged, name), *names_in(second, name)]))
-        else:
-            return None
-    closing = [each.get("additionalProperties") is False for each in (first, second)]
-    if any(closing):
-        # a closed part admits only its own properties
-        narrow = set.intersection(*(
-            set(names_in(each, "properties")) for each, is_closed in zip((first, second), closing, strict=True)
-            if is_closed
-        ))  # fmt: skip
-        if set(names_in(merged, "properties")) - narrow or merged.get("patternProperties"):
-            return None
-    return merged
 
 
-def _narrows(schema: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether what a schema says of the properties that it does not list holds for some that another one lists."""
-    more = schema.get("additionalProperties")
-    if not isinstance(more, Mapping) or not more:
+def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What fits both of two schemas as one; None if nothing does.
+
+    Two patterns of texts become a list of both.
+
+    Args:
+        first: A schema, without combinations.
+        second: Another.
+
+    Raises:
+        NoJoinError: They have no common form.
+    """
+    made = {**first, **second}
+    for key in first.keys() & second.keys():
+        one, other = first[key], second[key]
+        if one == other and value_key(one) == value_key(other):
+            continue
+        match key:
+            case "type":
+                kinds = _common_types(_as_list(one), _as_list(other))
+                if not kinds:
+                    return None
+                made[key] = kinds[0] if len(kinds) == 1 else kinds
+            case "enum":
+                known = set(map(value_key, other))
+                made[key] = [each for each in one if value_key(each) in known]
+                if not made[key]:
+                    return None
+            case "pattern":
+                made[key] = list(dict.fromkeys([*_as_list(one), *_as_list(other)]))
+            case "required" if isinstance(one, list) and isinstance(other, list):
+                made[key] = list(dict.fromkeys([*names_in(first, key), *names_in(second, key)]))
+            case "additionalProperties":
+                made[key] = both_schemas(one, other)
+            case "properties" | "patternProperties" if isinstance(one, Mapping) and isinstance(
+                other, Mapping
+            ):
+                pass  # below, with all that is said of them
+            case _ if key in _GREATER:
+                made[key] = max(one, other)
+            case _ if key in _LESS:
+                made[key] = min(one, other)
+            case _:
+                raise NoJoinError
+    _join_properties(made, first, second)
+    return None if is_contradictory(made) else made
+
+
+def value_key(value: Any) -> str:
+    """A text that equal JSON values share.
+
+    Args:
+        value: The value.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True)
+
+
+def both_schemas(one: Any, other: Any) -> Any:
+    """The schema of what fits two schemas.
+
+    Args:
+        one: A schema.
+        other: Another.
+    """
+    if one is False or other is False:
         return False
-    unlisted = {*names_in(other, "properties")} - {*names_in(schema, "properties")}
-    return bool(unlisted or other.get("patternProperties"))
+    parts = [each for each in (one, other) if each is not True and each != {}]
+    if len(parts) == 2 and parts[0] != parts[1]:
+        return {"allOf": parts}
+    return parts[0] if parts else {}
+
+
+def _join_properties(
+    made: dict[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]
+) -> None:
+    """Joins what two schemas say of the properties of objects."""
+    listed, patterns = (
+        [each.get(keyword) or {} for each in (first, second)]
+        for keyword in ("properties", "patternProperties")
+    )
+    if not all(isinstance(each, Mapping) for each in (*listed, *patterns)):
+        return  # one alone has no form either
+    # a schema may say something of the properties that only the other one has
+    more = [each.get("additionalProperties") for each in (first, second)]
+    more = [True if each is None or each == {} else each for each in more]
+    for number, rest in enumerate(more):
+        if rest is True:
+            continue
+        # which of the names fit a pattern is not known here
+        named = listed[1 - number].keys() - listed[number].keys()
+        if patterns[1 - number].keys() - patterns[number].keys() or (named and patterns[number]):
+            raise NoJoinError
+    names = {**listed[0], **listed[1]}
+    if names:
+        made["properties"] = {
+            name: both_schemas(listed[0].get(name, more[0]), listed[1].get(name, more[1]))
+            for name in names
+        }
+    if patterns[0] and patterns[1]:
+        made["patternProperties"] = {
+            name: both_schemas(patterns[0].get(name, True), patterns[1].get(name, True))
+            for name in {**patterns[0], **patterns[1]}
+        }
+
+
+def is_contradictory(schema: Mapping[str, Any]) -> bool:
+    """Whether the limits of a schema of one type exclude each other.
+
+    Args:
+        schema: The schema.
+    """
+    kind = schema.get("type")
+    for name, own in (("Length", "string"), ("Items", "array"), ("Properties", "object")):
+        most = schema.get(f"max{name}")
+        if kind == own and most is not None and schema.get(f"min{name}", 0) > most:
+            return True
+    if kind not in ("integer", "number"):
+        return False
+    least, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    most, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    return (
+        (least is not None and most is not None and least > most)
+        or (least is not None and below is not None and least >= below)
+        or (above is not None and most is not None and above >= most)
+        or (above is not None and below is not None and above >= below)
+    )
+
+
+def _common_types(one: list[str], other: list[str]) -> list[str]:
+    pairs = [(first, second) for first in one for second in other]
+    # an integer is a number
+    common = [
+        first if first == second else "integer"
+        for first, second in pairs
+        if first == second or {first, second} == {"integer", "number"}
+    ]
+    return list(dict.fromkeys(common))
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def exclusive(options: list[Any]) -> list[Any]:

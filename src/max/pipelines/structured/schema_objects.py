@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import comb
 from typing import Any, TypeAlias
 
 from max.pipelines.structured.schema_merging import (
@@ -65,6 +67,49 @@ def join_all_of(
     return (
         {**merged, "allOf": conditions} if conditions else _spread_alternatives(merged, references)
     )
+
+
+def chosen_properties(
+    required: Sequence[str], optional: Sequence[str], least: int, most: int | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Which optional properties a closed object has, as alternatives, and the keywords that these do not hold.
+
+    Args:
+        required: The properties that it requires.
+        optional: The others.
+        least: The minimum number of all.
+        most: The maximum; None: there is none.
+    """
+    count = len(optional)
+    low = max(least - len(required), 0)
+    high = count if most is None else min(most - len(required), count)
+    if low > high or (low == 0 and high == count):
+        return [], [] if low <= high else ["minProperties" if low else "maxProperties"]
+
+    def chosen(size: int, needs: bool, bars: bool) -> list[dict[str, Any]]:
+        return [
+            {
+                **({"required": [*required, *some]} if needs else {}),
+                **(
+                    {"properties": {name: False for name in optional if name not in some}}
+                    if bars
+                    else {}
+                ),
+            }
+            for some in combinations(optional, size)
+        ]
+
+    sizes = range(low, high + 1)
+    if low and high < count and sum(comb(count, size) for size in sizes) <= BRANCHES:
+        return [each for size in sizes for each in chosen(size, True, True)], []
+    # the others are fewer or more than they may be
+    held_low = next(size for size in range(low, -1, -1) if comb(count, size) <= BRANCHES)
+    held_high = next(size for size in range(high, count + 1) if comb(count, size) <= BRANCHES)
+    if held_low and (held_low == low or held_high == count):
+        unheld = ["minProperties"] * (held_low < low) + ["maxProperties"] * (high < count)
+        return chosen(held_low, True, False), unheld
+    unheld = ["minProperties"] * (low > 0) + ["maxProperties"] * (held_high > high)
+    return chosen(held_high, False, True) if held_high < count else [], unheld
 
 
 def _spread_alternatives(schema: Mapping[str, Any], references: References) -> Mapping[str, Any]:
