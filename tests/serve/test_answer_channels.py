@@ -164,8 +164,8 @@ def test_grammars_hold_the_messages_of_an_answer(style: str) -> None:
     for marks in ((), tuple(TOKENS)):
         special = tokenizer_with(marks)[1]
         text_marks = [mark for mark in marks if mark in channels.marks]
-        must = answer_grammar(TOOLS, ToolChoice(ChoiceKind.REQUIRED), tools.format, special)
-        free = answer_grammar(TOOLS, ToolChoice(), tools.format, special, None, text_marks)
+        must = answer_grammar(TOOLS, ToolChoice(ChoiceKind.REQUIRED), tools.format, special).text
+        free = answer_grammar(TOOLS, ToolChoice(), tools.format, special, None, text_marks).text
         assert must is not None and free is not None
         calls = [("get_weather", {"city": "Oslo", "days": 3}), ("alarm.set-2", {"city": "x"})]
         for count in (1, 2):

@@ -201,7 +201,7 @@ def test_grammars_allow_calls_that_fit_and_no_others(tool_format) -> None:
     unknown, text = [("h", {})], "some text"
 
     def allowed(choice: ToolChoice, content: str | None = None) -> list[bool]:
-        made = answer_grammar(TOOLS, choice, tool_format, {}, content)
+        made = answer_grammar(TOOLS, choice, tool_format, {}, content).text
         assert made is not None
         cases = [written(tool_format, each) for each in (one, two, wrong, unknown)]
         return [accepts(made, case) for case in [*cases, text]]
@@ -222,4 +222,4 @@ def test_grammars_allow_calls_that_fit_and_no_others(tool_format) -> None:
     if tool_format.trigger:
         assert allowed(ToolChoice()) == [True, True, False, False, True]
     else:
-        assert answer_grammar(TOOLS, ToolChoice(), tool_format, {}) is None
+        assert answer_grammar(TOOLS, ToolChoice(), tool_format, {}).text is None

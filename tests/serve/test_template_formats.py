@@ -172,8 +172,8 @@ def test_grammars_take_what_the_template_writes(style: str) -> None:
     trigger = tools.format.layout.trigger if tools.format.layout else ""
     marks = (trigger,) if trigger and len(style) % 2 else ()
     special = tokenizer_with(marks)[1]
-    free = answer_grammar(TOOLS, ToolChoice(), tools.format, special)
-    must = answer_grammar(TOOLS, ToolChoice(ChoiceKind.REQUIRED), tools.format, special)
+    free = answer_grammar(TOOLS, ToolChoice(), tools.format, special).text
+    must = answer_grammar(TOOLS, ToolChoice(ChoiceKind.REQUIRED), tools.format, special).text
     assert must is not None and (free is not None) == bool(tools.format.trigger)
     layout = tools.format.layout
     several = layout is not None and layout.several
@@ -297,7 +297,7 @@ def python_arguments(numbers: random.Random) -> dict[str, Any]:
 def test_calls_in_python_have_the_literals_of_python_and_json(name: str) -> None:
     tools = [Tool("get_weather", "", {"type": "object", "properties": LITERALS})]
     begin, end = ("<|tool_call_start|>[", "]<|tool_call_end|>") if name == "lfm2" else ("[", "]")
-    must = answer_grammar(tools, ToolChoice(ChoiceKind.REQUIRED), FORMATS[name], {})
+    must = answer_grammar(tools, ToolChoice(ChoiceKind.REQUIRED), FORMATS[name], {}).text
     assert must is not None
     found_tools = TemplateTools(TemplateUse(), FORMATS[name])
     numbers = random.Random(name)
@@ -325,7 +325,7 @@ def test_grammars_of_nested_objects_in_python_are_no_larger_than_their_schemas()
     parameters = {"type": "object", "properties": {"tree": tree, "a": {"$ref": "#/$defs/flag"}},
                   "$defs": {"tree": tree, "flag": {"type": "boolean"}}}  # fmt: skip
     tools = [Tool("f", "", parameters)]
-    must = answer_grammar(tools, ToolChoice(ChoiceKind.REQUIRED), FORMATS["pythonic"], {})
+    must = answer_grammar(tools, ToolChoice(ChoiceKind.REQUIRED), FORMATS["pythonic"], {}).text
     assert must is not None and len(must) < 4 * len(json.dumps(parameters))
     assert accepts(must, '[f(tree={"text 0": "x", "a": {"text 1": "y"}}, a=True)]')
 
@@ -336,7 +336,7 @@ def test_named_formats_of_templates() -> None:
     for template, name in names.items():
         assert format_of_template(template).name == name
     for name in ("functionary", "phi4", "kimi_k2"):
-        must = answer_grammar(TOOLS, ToolChoice(ChoiceKind.REQUIRED), FORMATS[name], {})
+        must = answer_grammar(TOOLS, ToolChoice(ChoiceKind.REQUIRED), FORMATS[name], {}).text
         assert must is not None
         text = FORMATS[name].render_call("get_weather", '{"city": "a"}').removeprefix(">>>")
         assert accepts(must, text) and not accepts(must, text.replace("city", "town"))

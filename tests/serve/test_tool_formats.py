@@ -165,7 +165,7 @@ def accepts(grammar: str, text: str, marks: Sequence[str] = ()) -> bool:
 @pytest.mark.parametrize("name", ["deepseek", "pythonic", "harmony"])
 def test_grammars_accept_calls_that_fit(name) -> None:
     required = ToolChoice(ChoiceKind.REQUIRED)
-    grammar = answer_grammar(TOOLS, required, FORMATS[name], {})
+    grammar = answer_grammar(TOOLS, required, FORMATS[name], {}).text
     assert grammar is not None
 
     def call(arguments: str, tool: str = "get_weather") -> str:
@@ -181,7 +181,7 @@ def test_grammars_accept_calls_that_fit(name) -> None:
     for wrong in ('{"days": 3}', '{"city": 3}', '{"city": "a", "more": 1}'):
         assert not accepts(grammar, call(wrong).replace("'", '"')), wrong
     assert not accepts(grammar, call("{}", "get_other"))
-    named = answer_grammar(TOOLS, ToolChoice(ChoiceKind.NAMED, "get_time"), FORMATS[name], {})
+    named = answer_grammar(TOOLS, ToolChoice(ChoiceKind.NAMED, "get_time"), FORMATS[name], {}).text
     assert named is not None and not accepts(named, call('{"city": "a"}').replace("'", '"'))
 
 
@@ -228,7 +228,7 @@ WRONG = {
 )
 def test_with_auto_an_answer_is_free_until_a_call_begins(name, special) -> None:
     marks = FORMATS[name].marks if special else ()
-    grammar = answer_grammar(TOOLS, ToolChoice(), FORMATS[name], tokenizer_with(marks)[1])
+    grammar = answer_grammar(TOOLS, ToolChoice(), FORMATS[name], tokenizer_with(marks)[1]).text
     assert grammar is not None
     for text in FREE[name]:
         assert accepts(grammar, text, marks), text
@@ -237,7 +237,7 @@ def test_with_auto_an_answer_is_free_until_a_call_begins(name, special) -> None:
 
 
 def test_harmony_without_its_special_tokens_is_not_guided() -> None:
-    assert answer_grammar(TOOLS, ToolChoice(), FORMATS["harmony"], {}) is None
+    assert answer_grammar(TOOLS, ToolChoice(), FORMATS["harmony"], {}).text is None
 
 
 LETTERS = {"type": "string", "maxLength": 4}
@@ -261,7 +261,7 @@ def test_guided_calls_always_parse(name) -> None:
     """Random tokens among those that the grammar allows."""
     tokenizer, special = tokenizer_with(FORMATS[name].marks)
     vocabulary = llguidance.hf.from_tokenizer(tokenizer)
-    grammar = answer_grammar(SMALL, ToolChoice(), FORMATS[name], special)
+    grammar = answer_grammar(SMALL, ToolChoice(), FORMATS[name], special).text
     numbers = random.Random(name)
     ended = 0
     for round_number in range(40):

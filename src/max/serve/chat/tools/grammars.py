@@ -6,17 +6,30 @@ import json
 import re
 from collections.abc import Sequence
 
+from max._dataclass import dataclass
 from max.pipelines.structured.grammar import JSON_STYLE
 from max.serve.chat.tools import deepseek, harmony, pythonic
+from max.serve.chat.tools.arguments.rule_list import RuleList, UnheldKeyword
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
-from max.serve.chat.tools.keyword_grammar import python_keywords
-from max.serve.chat.tools.layout_grammar import (
-    free_text,
-    layout_rules,
-)
+from max.serve.chat.tools.layout import CallLayout, Style
+from max.serve.chat.tools.layout_grammar import LayoutRules, free_text, layout_rules
 
+_PYTHON = CallLayout("", Style.PYTHON)
 _SPACE = {**JSON_STYLE, "lenient": True, "coerce_one_of": True}
+
+
+@dataclass(frozen=True)
+class AnswerGrammar:
+    """The grammar of an answer.
+
+    Args:
+        text: The grammar; None: any text.
+        unheld: What it does not hold of the schemas of the tools.
+    """
+
+    text: str | None
+    unheld: tuple[UnheldKeyword, ...] = ()
 
 
 def answer_grammar(
@@ -26,8 +39,7 @@ def answer_grammar(
     special_tokens: dict[str, int],
     content_grammar: str | None = None,
     text_marks: Sequence[str] = (),
-    lacks: list[str] | None = None,
-) -> str | None:
+) -> AnswerGrammar:
     """The grammar of an answer to a request with tools.
 
     Args:
@@ -37,10 +49,9 @@ def answer_grammar(
         special_tokens: The special tokens by their texts.
         content_grammar: The grammar of an answer without calls; None: any text.
         text_marks: Special tokens that free text may have, such as those around reasoning.
-        lacks: Receives what the grammar does not hold of the tools' schemas.
 
     Returns:
-        The grammar; None if it would allow any text, or calls cannot be distinguished from text. With
+        The grammar, without one if it would allow any text, or calls cannot be distinguished from text. With
         ``AUTO`` an answer is free text until the mark of a call; then it must be a call that fits.
     """
     called = [tool for tool in tools if choice.may_call(tool.name)]
@@ -53,17 +64,21 @@ def answer_grammar(
     # marks that are spelled in letters could not be distinguished from text
     marked |= tool_format.syntax == "harmony" and special_tokens.keys() >= set(harmony.MARKS)
     if not must and not marked and content_grammar is None:
-        return None
+        return AnswerGrammar(None)
     rules: list[str] = []
+    written = RuleList()
     for number, tool in enumerate(called):
         if layout is None:
-            rules.append(f"object_{number}: {_call_rule(tool, tool_format, special_tokens)}")
+            rules.append(
+                f"object_{number}: {_call_rule(number, tool, tool_format, special_tokens, written)}"
+            )
     if layout is not None:
         free = not must and content_grammar is None
         start, rules = layout_rules(
-            layout, called, special_tokens, _SPACE, free, several, text_marks, lacks
+            layout, called, special_tokens, _SPACE, free, several, text_marks, written
         )
-        return _join_rules(start, rules, content_grammar if not must else None)
+        text = _join_rules(start, rules, content_grammar if not must else None)
+        return AnswerGrammar(text, tuple(written.unheld))
     objects = " | ".join(f"object_{number}" for number in range(len(called)))
     rules.append(f"object: {objects}")
     between = tool_format.separator
@@ -78,7 +93,7 @@ def answer_grammar(
         rules.append("calls: message* object")
         start = "calls" if must or content_grammar is not None else "calls | message* final | TEXT"
     elif tool_format.syntax == "pythonic" and not must and content_grammar is None:
-        rules += _pythonic_openings(called, special_tokens)
+        rules += _pythonic_openings(called, special_tokens, written)
         more = f"({json.dumps(between)} object)*" if several else ""
         rules.append(f"calls: opening {more} {after} ({_mark(pythonic.END, special_tokens)})?")
         start = "calls | TEXT"
@@ -96,7 +111,9 @@ def answer_grammar(
         rules.append(f"calls: trigger {before} {body} {after}")
         start, texts = free_text(several and between is None, special_tokens, text_marks)
         rules += texts
-    return _join_rules(start, rules, content_grammar if not must else None)
+    rules += written.rules
+    text = _join_rules(start, rules, content_grammar if not must else None)
+    return AnswerGrammar(text, tuple(written.unheld))
 
 
 def _join_rules(start: str, rules: Sequence[str], content_grammar: str | None) -> str:
@@ -114,7 +131,13 @@ def _join_rules(start: str, rules: Sequence[str], content_grammar: str | None) -
     )
 
 
-def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, int]) -> str:
+def _call_rule(
+    number: int,
+    tool: Tool,
+    tool_format: ToolFormat,
+    special_tokens: dict[str, int],
+    written: RuleList,
+) -> str:
     """The rule of a call of one tool."""
 
     def mark(text: str) -> str:
@@ -123,7 +146,7 @@ def _call_rule(tool: Tool, tool_format: ToolFormat, special_tokens: dict[str, in
     schema = json.dumps({**tool.parameters, "x-guidance": _SPACE})
     match tool_format.syntax:
         case "pythonic":
-            return f"{_quote(tool.name + '(')} {python_keywords(tool.parameters, _SPACE)} {_quote(')')}"
+            return f"{_quote(tool.name + '(')} {_python_arguments(number, tool, written)}"
         case "deepseek":
             head = f"{mark(deepseek.CALL_BEGIN)} {_quote(tool.name)} {mark(deepseek.SEPARATOR)}"
             return f"{head} %json {schema} {mark(deepseek.CALL_END)}"
@@ -157,7 +180,14 @@ def _harmony_messages(special_tokens: dict[str, int]) -> list[str]:
     ]
 
 
-def _pythonic_openings(tools: Sequence[Tool], special_tokens: dict[str, int]) -> list[str]:
+def _python_arguments(number: int, tool: Tool, written: RuleList) -> str:
+    """The rule of arguments in Python's syntax, with the bracket after them."""
+    return LayoutRules(_PYTHON, {}, _SPACE, written).arguments(number, tool)
+
+
+def _pythonic_openings(
+    tools: Sequence[Tool], special_tokens: dict[str, int], written: RuleList
+) -> list[str]:
     """The rules of a list's first call, and of text that does not begin like a list of calls.
 
     The lexer takes the longest match: a terminal that ends within the begin of a text would lose to it.
@@ -168,7 +198,7 @@ def _pythonic_openings(tools: Sequence[Tool], special_tokens: dict[str, int]) ->
     mark = "" if special else f"({_escape_pattern(begin)}{space})?"
     rules: list[str] = []
     for number, tool in enumerate(tools):
-        keywords = f"{python_keywords(tool.parameters, _SPACE)} {_quote(')')}"
+        keywords = _python_arguments(number, tool, written)
         rules.append(rf"OPENING_{number}: /{space}{mark}\[{space}{_escape_pattern(tool.name)}\(/")
         rules.append(f"opening_{number}: OPENING_{number} {keywords}")
     openings = [f"opening_{number}" for number in range(len(tools))]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from max.serve.chat.tools.arguments.object_rules import CountedArguments, other_arguments
+from max.serve.chat.tools.arguments.raw_texts import expression
+from max.serve.chat.tools.arguments.rule_list import RuleList
 from max.serve.chat.tools.values import resolve_schema, types_of
 
 _DEPTH = 3
+_NAMES = "[A-Za-z_][A-Za-z0-9_]{0,63}"
 # escapes are those that mean the same in Python and in JSON; line breaks may stand in it
 _TEXT = r"""/'([^'\\\x00]|\\['"\\bfnrt])*'/"""
 _QUOTED = frozenset("'\\\r\n\0")
@@ -30,56 +35,90 @@ def definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keyword_rules(
-    parameters: Mapping[str, Any], key: str, key_end: str, value_of: Any, comma: str = ", "
+    parameters: Mapping[str, Any],
+    key_end: str,
+    value_of: Callable[[Any, Mapping[str, Any]], str],
+    rules: RuleList,
+    comma: str = ", ",
 ) -> str:
     """Arguments with their names, in the order of a schema: those that are required, then the others.
 
     Args:
-        parameters: The schema.
-        key: What stands before a name.
-        key_end: What stands after it.
+        parameters: The schema, without combinations.
+        key_end: What stands after a name.
         value_of: Makes the rule of a value of its schema and of the one that has the definitions.
+        rules: Receives the rules of its parts, and what they do not hold.
         comma: What stands between two arguments.
     """
     properties: dict[str, Any] = parameters.get("properties") or {}
-    more = parameters.get("additionalProperties", "properties" not in parameters)
-    if not properties and (more or isinstance(more, dict)):
-        # an object that lists nothing has any arguments
-        value = value_of(more if isinstance(more, dict) else {}, parameters)
-        one = f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {json.dumps(key_end)} {value}"
-        return f"({one} ({json.dumps(comma)} {one})*)?"
-    required = [name for name in properties if name in (parameters.get("required") or ())]
+    found, lacks = other_arguments(parameters, _NAMES)
+    rules.note(lacks)
+    listed = {name: each for name, each in properties.items() if each is not False}
+    others = [
+        f"{each.names if each.names == expression(_NAMES) else rules.add_terminal(each.names)} {json.dumps(key_end)} "
+        f"{value_of(each.schema, parameters)}"
+        for each in found
+    ]
+    required = [name for name in listed if name in (parameters.get("required") or ())]
 
     def argument(name: str, first: bool) -> str:
-        schema = properties[name] if isinstance(properties[name], dict) else {}
-        begin = json.dumps(("" if first else comma) + key + name + key_end)
-        return f"{begin} {value_of(schema, parameters)}"
+        # the lexer takes the longest text: a comma with a name would hide other names that begin like it
+        parts = (
+            ["" if first else comma, name, key_end]
+            if others
+            else [("" if first else comma) + name + key_end]
+        )
+        return (
+            f"{' '.join(map(json.dumps, filter(None, parts)))} {value_of(listed[name], parameters)}"
+        )
 
-    others = [name for name in properties if name not in required]
+    def other(first: bool) -> str:
+        either = others[0] if len(others) == 1 else f"({' | '.join(others)})"
+        return either if first else f"{json.dumps(comma)} {either}"
+
+    optional = [name for name in listed if name not in required]
+    counted = CountedArguments(
+        [(partial(argument, name), name in required) for name in (*required, *optional)],
+        other if others else None,
+        parameters.get("minProperties", 0),
+        parameters.get("maxProperties"),
+        rules.add,
+    )
+    rules.note(counted.lacks())
+    if counted.is_needed() or (listed and others):
+        rule = counted.rule()
+        if rule is not None:
+            return rule
+        rules.note([key for key in ("minProperties", "maxProperties") if key in parameters])
+    if others and not listed:
+        return f"({other(True)} ({other(False)})*)?"
     if required:
         parts = [argument(name, not at) for at, name in enumerate(required)]
-        parts += [f"({argument(name, False)})?" for name in others]
+        parts += [f"({argument(name, False)})?" for name in optional]
         return " ".join(parts)
     # whichever comes first has no comma before it
     tails = [
-        " ".join([argument(name, True), *(f"({argument(o, False)})?" for o in others[at + 1 :])])
-        for at, name in enumerate(others)
+        " ".join([argument(name, True), *(f"({argument(o, False)})?" for o in optional[at + 1 :])])
+        for at, name in enumerate(optional)
     ]
     return f"({' | '.join(tails)})?" if tails else ""
 
 
-def python_keywords(parameters: Mapping[str, Any], space: Mapping[str, Any]) -> str:
+def python_keywords(
+    parameters: Mapping[str, Any], space: Mapping[str, Any], rules: RuleList
+) -> str:
     """The rule of the keyword arguments of a call.
 
     Args:
-        parameters: The schema of the arguments.
+        parameters: The schema of the arguments, without combinations.
         space: The pattern of white space in JSON, for llguidance.
+        rules: Receives the rules of its parts, and what they do not hold.
     """
 
-    def value(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-        return python_value(schema, root, space)
+    def value(schema: Any, root: Mapping[str, Any]) -> str:
+        return python_value(schema if isinstance(schema, dict) else {}, root, space)
 
-    return keyword_rules(parameters, "", "=", value)
+    return keyword_rules(parameters, "=", value, rules)
 
 
 def python_value(

@@ -7,19 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from max.pipelines.structured.schema_check import misfit
-from max.serve.chat.tools.arguments.alternatives import (
-    alternatives,
-    as_schema,
-    object_alternatives,
-)
+from max.serve.chat.tools.arguments.alternatives import alternatives, as_schema
 from max.serve.chat.tools.arguments.number_texts import LIMITS
+from max.serve.chat.tools.arguments.object_forms import object_alternatives, with_all_properties
+from max.serve.chat.tools.arguments.object_rules import CountedArguments, other_arguments
 from max.serve.chat.tools.arguments.raw_texts import (
+    expression,
     has_texts,
     text_terms,
     value_forms,
     without,
 )
+from max.serve.chat.tools.arguments.rule_list import RuleList, repeated
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.keyword_grammar import definitions, keyword_rules, python_keywords
 from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style
@@ -27,8 +26,7 @@ from max.serve.chat.tools.values import resolve_schema, types_of
 
 _FIELDS = {IDENTIFIER: "/[a-zA-Z0-9]{9}/", NUMBER: "/[0-9]{1,4}/"}
 _BARE_DEPTH = 6
-_UNHELD_OF_OBJECTS = frozenset(("minProperties", "maxProperties", "patternProperties"))
-_UNHELD_OF_LISTS = frozenset(("prefixItems", "contains", "uniqueItems"))
+_NAMES = r"[^<>\"'=\s]{1,64}"
 
 
 class LayoutRules:
@@ -38,18 +36,22 @@ class LayoutRules:
         layout: The layout.
         special: The special tokens by their texts.
         space: The pattern of white space in JSON, for llguidance.
+        written: Receives the rules.
     """
 
-    def __init__(self, layout: CallLayout, special: dict[str, int], space: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        layout: CallLayout,
+        special: dict[str, int],
+        space: dict[str, Any],
+        written: RuleList | None = None,
+    ) -> None:
         self._layout, self._special, self._space = layout, special, space
         # the longest first, as one special token may begin with another
         marks = sorted(special, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-        self.rules: list[str] = []
-        """The rules so far."""
-        self.lacks: list[str] = []
-        """What the rules do not hold of the tools' schemas."""
-        self._tool = ""
+        self.written = RuleList() if written is None else written
+        """The rules so far, and what they do not hold."""
         self._value_rules: dict[str, str] = {}
 
     @property
@@ -82,17 +84,23 @@ class LayoutRules:
             head: What is left of the head.
         """
         head = self.literal(filled_name(head, tool.name))
-        self.rules.append(
-            f"call_{index}: {head} {self._arguments(index, tool)} {self.literal(self._layout.tail)}"
+        self.written.rules.append(
+            f"call_{index}: {head} {self.arguments(index, tool)} {self.literal(self._layout.tail)}"
         )
         return f"call_{index}"
 
-    def _arguments(self, index: int, tool: Tool) -> str:
+    def arguments(self, index: int, tool: Tool) -> str:
+        """The rule of the arguments of a tool.
+
+        Args:
+            index: The number of the tool.
+            tool: The tool.
+        """
         if self._layout.style is Style.JSON:
             return self.json(tool.parameters)
-        self._tool = tool.name
+        self.written.tool = tool.name
         options, lacks = object_alternatives(tool.parameters)
-        self._note("", lacks)
+        self.written.note(lacks)
         bodies = [
             self._listed_arguments(f"{index}_{number}", {**definitions(tool.parameters), **option})
             for number, option in enumerate(options)
@@ -103,19 +111,11 @@ class LayoutRules:
         """The arguments of an object without combinations."""
         match self._layout.style:
             case Style.PYTHON:
-                return f'{python_keywords(parameters, self._space)} ")"'
+                return f'{python_keywords(parameters, self._space, self.written)} ")"'
             case Style.BARE:
-                return f'{keyword_rules(parameters, "", ":", self._bare_value, ",")} "}}"'
+                return f'{keyword_rules(parameters, ":", self._bare_value, self.written, ",")} "}}"'
             case _:
                 return self._tagged_parameters(place, parameters)
-
-    def _note(self, name: str, keywords: Sequence[str]) -> None:
-        """Notes keywords that the rules of the tool do not hold."""
-        place = f"{self._tool}: properties.{name}" if name else self._tool
-        for keyword in keywords:
-            text = f"{place}: {keyword}"
-            if text not in self.lacks:
-                self.lacks.append(text)
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """The JSON texts of a schema."""
@@ -126,31 +126,56 @@ class LayoutRules:
         return self.json({**more, **schema})
 
     def _tagged_parameters(self, place: str, parameters: dict[str, Any]) -> str:
-        layout, parts = self._layout, list[str]()
+        layout = self._layout
         required = parameters.get("required") or ()
         properties: dict[str, Any] = parameters.get("properties") or {}
         separator = self.literal(layout.value_separator)
-        for number, (name, schema) in enumerate(properties.items()):
-            forms = self._tagged_value(f"{place}_{number}", name, schema, parameters)
-            each = [
-                f"{self.literal(layout.key + name + key_end)} {value}" for key_end, value in forms
-            ]
-            part = f"({' | '.join(each)}) {separator}"
-            parts.append(part if name in required else f"({part})?")
-        # an object that lists nothing has any arguments
-        more = parameters.get("additionalProperties", "properties" not in parameters)
         # a mark that repeats the key cannot end a value whose key is any name
-        if (more or isinstance(more, dict)) and KEY not in layout.value_end:
-            key = r"/[^<>\"'=\s]{1,64}/"
-            forms = self._tagged_value(
-                f"{place}_{len(properties)}", "", more if isinstance(more, dict) else {}, parameters
-            )
+        found, lacks = ([], []) if KEY in layout.value_end else other_arguments(parameters, _NAMES)
+        self.written.note(lacks)
+        parts: list[tuple[str, bool]] = []
+        for number, (name, schema) in enumerate(properties.items()):
+            if schema is False:
+                continue
+            forms = self._tagged_value(f"{place}_{number}", name, schema, parameters)
+            # the lexer takes the longest text: a mark with a name would hide other names that begin like it
             each = [
+                f"{self.literal(layout.key)} {json.dumps(name)} {self.literal(key_end)} {value}"
+                if found
+                else f"{self.literal(layout.key + name + key_end)} {value}"
+                for key_end, value in forms
+            ]
+            parts.append((f"({' | '.join(each)}) {separator}", name in required))
+        others: list[str] = []
+        for number, other in enumerate(found, len(properties)):
+            forms = self._tagged_value(f"{place}_{number}", "", other.schema, parameters)
+            key = (
+                other.names
+                if other.names == expression(_NAMES)
+                else self.written.add_terminal(other.names)
+            )
+            others += [
                 f"{self.literal(layout.key)} {key} {self.literal(key_end)} {value}"
                 for key_end, value in forms
             ]
-            parts.append(f"(({' | '.join(each)}) {separator})*")
-        return " ".join(parts)
+        rest = f"({' | '.join(others)}) {separator}" if others else None
+        counted = CountedArguments(
+            [(lambda _, text=text: text, must) for text, must in parts],
+            None if rest is None else lambda _: rest,
+            parameters.get("minProperties", 0),
+            parameters.get("maxProperties"),
+            self.written.add,
+        )
+        self.written.note(counted.lacks())
+        if counted.is_needed():
+            rule = counted.rule()
+            if rule is not None:
+                return rule
+            self.written.note(
+                [key for key in ("minProperties", "maxProperties") if key in parameters]
+            )
+        written = [text if must else f"({text})?" for text, must in parts]
+        return " ".join([*written, *([] if rest is None else [f"({rest})*"])])
 
     def _tagged_value(
         self, place: str, name: str, schema: Any, root: Mapping[str, Any]
@@ -168,7 +193,7 @@ class LayoutRules:
             return [(layout.other_key_end, f"{self._json_value(schema, root)} {self.literal(end)}")]
         tells_texts = layout.key_end != layout.other_key_end
         forms = value_forms(schema, root, self._text_mark(end), tells_texts)
-        self._note(name or "*", forms.lacks)
+        self.written.note(forms.lacks, name or "*")
         rules: list[tuple[str, str]] = []
         if forms.terminal != "":
             rules.append((layout.key_end, self._text_value(place, end, forms.terminal)))
@@ -192,81 +217,103 @@ class LayoutRules:
         if match is not None and not end[: match.start()].strip():
             if terminal is not None:
                 # one terminal with the space before the mark, which a text may end with too
-                self.rules.append(f"{text}: ({terminal}) {json.dumps(end[: match.start()])}")
+                self.written.rules.append(
+                    f"{text}: ({terminal}) {json.dumps(end[: match.start()])}"
+                )
             return f"{text} {self.literal(end[match.start() :])}"
         if terminal is not None:
-            self.rules.append(f"{text}: {terminal}")
+            self.written.rules.append(f"{text}: {terminal}")
         mark = end[: match.start()] if match else end
-        self.rules.append(f"text_{place}[lazy]: {text} {json.dumps(mark)}")
+        self.written.rules.append(f"text_{place}[lazy]: {text} {json.dumps(mark)}")
         return f"text_{place} {self.literal(end[len(mark) :])}"
 
     def _bare_value(self, schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
         """The name of the rule of a value in an object whose keys have no quotes."""
         # one rule for all values of a schema, which may also stand within itself
-        key = f"{self._tool} {json.dumps(schema)}"
+        key = f"{self.written.tool} {json.dumps(schema)}"
         name = self._value_rules.get(key)
         if name is None:
             name = self._value_rules[key] = f"value_{len(self._value_rules)}"
-            self.rules.append(f"{name}: {self._bare_body(schema, root, depth)}")
+            self.written.rules.append(f"{name}: {self._bare_body(schema, root, depth)}")
         return name
 
     def _bare_body(self, schema: Any, root: Mapping[str, Any], depth: int) -> str:
         options = alternatives(schema, root)
         if options is None:
-            self._note("", ["all but the types of its arguments"])
+            self.written.note(["all but the types of its arguments"])
             options = [{"type": sorted(types_of(schema, root)) or "string"}]
         rules = [rule for each in options for rule in self._bare_rules(each, root, depth)]
-        # nothing else is left where objects are nested too deeply
+        if not rules:
+            self.written.note(["values that are nested too deeply"])
         return f"({' | '.join(dict.fromkeys(rules))})" if rules else '"null"'
 
     def _bare_rules(self, option: dict[str, Any], root: Mapping[str, Any], depth: int) -> list[str]:
         """The values of a schema without combinations."""
         if "enum" in option:
-            rest = {key: option[key] for key in option if key not in ("enum", "pattern")}
-            return [
-                self._bare_literal(each) for each in option["enum"] if misfit(each, rest) is None
-            ]
+            return [self._bare_literal(each) for each in option["enum"]]
         kinds = option.get("type", "string")
         rules: list[str] = []
         for kind in kinds if isinstance(kinds, list) else [kinds]:
             if kind == "string":
                 rules.append(self._bare_text(option))
             elif kind == "object" and depth < _BARE_DEPTH:
-                self._note("", sorted(option.keys() & _UNHELD_OF_OBJECTS))
+                listed = with_all_properties(option, root)
+                if listed is None:
+                    continue
                 inner = keyword_rules(
-                    {**option, **definitions(root)},
-                    "",
+                    {**listed, **definitions(root)},
                     ":",
                     lambda s, r: self._bare_value(s, r, depth + 1),
+                    self.written,
                     ",",
                 )
                 rules.append(f'"{{" {inner} "}}"')
             elif kind == "array" and depth < _BARE_DEPTH:
-                rules.append(self._bare_list(option, root, depth))
+                bare = self._bare_list(option, root, depth)
+                rules += [] if bare is None else [bare]
             elif kind not in ("object", "array"):
                 own = {key: option[key] for key in option if key in LIMITS}
                 rules.append(self.json({**own, "type": kind}))
         return rules
 
-    def _bare_list(self, option: dict[str, Any], root: Mapping[str, Any], depth: int) -> str:
-        self._note("", sorted(option.keys() & _UNHELD_OF_LISTS))
+    def _bare_list(self, option: dict[str, Any], root: Mapping[str, Any], depth: int) -> str | None:
+        """A list; None if there is none."""
+        first: list[Any] = option.get("prefixItems") or []
         items = option.get("items", True)
-        if items is False:
-            return '"[]"'
-        item = self._bare_value({"type": "string"} if items in (True, {}) else items, root, depth + 1)  # fmt: skip
         least, most = option.get("minItems", 0), option.get("maxItems")
-        if most == 0:
-            return '"[]"'
-        times = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
-        rule = f'"[" {item} ("," {item}){times} "]"'
-        return rule if least else f'("[]" | {rule})'
+        closed = [at for at, each in enumerate((*first, items)) if each is False]
+        if closed:
+            most = closed[0] if most is None else min(most, closed[0])
+        if most is not None and most < least:
+            return None
+
+        def item(schema: Any) -> str:
+            each = {"type": "string"} if schema is True or schema == {} else schema
+            return self._bare_value(each, root, depth + 1)
+
+        # from the last one to the first: what follows an item
+        listed = first if most is None else first[:most]
+        after = ""
+        if most is None or most > len(first):
+            if not first:
+                more = repeated(
+                    f'"," {item(items)}', max(least - 1, 0), None if most is None else most - 1
+                )
+                rule = f'"[" {item(items)} {more} "]"'
+                return rule if least else f'("[]" | {rule})'
+            room = None if most is None else most - len(first)
+            after = repeated(f'"," {item(items)}', max(least - len(first), 0), room)
+        for at in reversed(range(len(listed))):
+            each = f"{'' if at == 0 else json.dumps(',')} {item(listed[at])} {after}"
+            after = each if at < least else f"({each})?"
+        return f'"[" {after} "]"'
 
     def _bare_text(self, option: dict[str, Any]) -> str:
         """A text between two marks."""
         end = self._layout.value_end
         mark = self.literal(end)
         terms, lacks = text_terms(option)
-        self._note("", lacks)
+        self.written.note(lacks)
         special = end in self._special
         if not terms:
             # there is no look-ahead: a text ends at the first character of the mark
@@ -274,10 +321,10 @@ class LayoutRules:
         terms.append(without(end if special else end[0]))
         terminal = " & ".join(terms)
         if not has_texts(terminal):
-            self._note("", ["what its texts are"])
+            self.written.note(["what its texts are"])
             return self._bare_text({})
-        name = f"HELD_{len(self.rules)}"
-        self.rules.append(f"{name}: {terminal}")
+        name = f"HELD_{len(self.written.rules)}"
+        self.written.rules.append(f"{name}: {terminal}")
         return f"{mark} {name} {mark}"
 
     def _bare_literal(self, value: Any) -> str:
@@ -318,7 +365,7 @@ def layout_rules(
     free: bool,
     several: bool,
     text_marks: Sequence[str] = (),
-    lacks: list[str] | None = None,
+    written: RuleList | None = None,
 ) -> tuple[str, list[str]]:
     """The start and the rules of an answer with calls.
 
@@ -330,10 +377,9 @@ def layout_rules(
         free: Whether the answer is any text until the mark of a call.
         several: Whether it may have several calls.
         text_marks: Special tokens that free text may have, such as those around reasoning.
-        lacks: Receives what the rules do not hold of the tools' schemas.
+        written: Receives the rules of the tools, and what these do not hold.
     """
-    writer = LayoutRules(layout, special, space)
-    writer.lacks = [] if lacks is None else lacks
+    writer = LayoutRules(layout, special, space, written)
     several = several and layout.several
     trigger = writer.trigger
     whole = (layout.section or layout.head).lstrip()
@@ -345,7 +391,7 @@ def layout_rules(
             writer.call(number, tool, layout.opening + whole) for number, tool in enumerate(tools)
         ]
         more = f"({writer.literal(layout.turn)} call)*" if several else ""
-        return f"call {more}", [*rules, *writer.rules, f"call: {' | '.join(calls)}"]
+        return f"call {more}", [*rules, *writer.written.rules, f"call: {' | '.join(calls)}"]
     if layout.section:
         calls = [writer.call(number, tool, layout.head) for number, tool in enumerate(tools)]
         more = f"({writer.literal(layout.separator)} call)*" if several else ""
@@ -353,7 +399,7 @@ def layout_rules(
     else:
         calls = [writer.call(number, tool, rest) for number, tool in enumerate(tools)]
         after = "call"
-    rules += [*writer.rules, f"call: {' | '.join(calls)}"]
+    rules += [*writer.written.rules, f"call: {' | '.join(calls)}"]
     token = special.get(trigger)
     mark = f"<[{token}]>" if token is not None else json.dumps(trigger)
     if free:

@@ -17,7 +17,7 @@ from max.pipelines.structured.grammar import (
 )
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
-from max.serve.chat.tools.grammars import answer_grammar
+from max.serve.chat.tools.grammars import AnswerGrammar, answer_grammar
 from max.serve.errors import ApiError, of_user_error
 
 _ANY_OBJECT = {"type": "object"}
@@ -58,31 +58,27 @@ def tool_grammar(
         ApiError: The schema of a tool that is strict cannot be held.
     """
 
-    lacks: list[str] = []
-
-    def grammar_of(held_tools: Sequence[Tool]) -> str | None:
-        lacks.clear()
+    def grammar_of(held_tools: Sequence[Tool]) -> AnswerGrammar:
         return answer_grammar(
-            held_tools, choice, tool_format, special_tokens, content_grammar, text_marks, lacks
+            held_tools, choice, tool_format, special_tokens, content_grammar, text_marks
         )
 
     # nearly always the grammar of all tools can be compiled, and none needs a check of its own
     held, hints = _all_held(tools, choice, check=False)
-    grammar = grammar_of(held)
-    if grammar is None:
+    answer = grammar_of(held)
+    if answer.text is None:
         return ToolGrammar(None)
-    if len(grammar) <= MAX_CHARACTERS and grammar_problem(grammar) is None:
-        _refuse_strict(tools, lacks)
-        return ToolGrammar(grammar, (*hints, *lacks))
+    if len(answer.text) <= MAX_CHARACTERS and grammar_problem(answer.text) is None:
+        return _checked(answer, tools, hints)
     held, hints = _all_held(tools, choice, check=True)
     while True:
-        grammar = grammar_of(held)
-        if grammar is None:
+        answer = grammar_of(held)
+        if answer.text is None:
             return ToolGrammar(None)
-        problem = "it is too long" if len(grammar) > MAX_CHARACTERS else grammar_problem(grammar)
+        too_long = len(answer.text) > MAX_CHARACTERS
+        problem = "it is too long" if too_long else grammar_problem(answer.text)
         if problem is None:
-            _refuse_strict(tools, lacks)
-            return ToolGrammar(grammar, (*hints, *lacks))
+            return _checked(answer, tools, hints)
         # one schema after another loses all but its type, the largest first
         largest = max(range(len(held)), key=lambda at: len(json.dumps(held[at].parameters)))
         if held[largest].parameters == _ANY_OBJECT:
@@ -91,16 +87,18 @@ def tool_grammar(
         held[largest] = replace(held[largest], parameters=_ANY_OBJECT)
 
 
-def _refuse_strict(tools: Sequence[Tool], lacks: Sequence[str]) -> None:
-    """Raises an error if what calls in the model's format do not hold is of a strict tool."""
+def _checked(answer: AnswerGrammar, tools: Sequence[Tool], hints: Sequence[str]) -> ToolGrammar:
+    """A grammar with what it does not hold, which is an error where the tool is strict."""
     for number, tool in enumerate(tools):
-        own = [each for each in lacks if tool.strict and each.startswith(f"{tool.name}: ")]
+        own = [each.place for each in answer.unheld if tool.strict and each.tool == tool.name]
         if own:
             raise ApiError(
                 f"the tool {tool.name} is strict, and calls in the format of this model cannot hold "
-                f"{shortened_list([each.partition(': ')[2] for each in own])}; leave out strict or these keywords",
+                f"{shortened_list(own)}; leave out strict or these keywords",
                 param=f"tools.{number}.function.parameters",
             )
+    unheld = (f"{each.tool}: {each.place}" for each in answer.unheld)
+    return ToolGrammar(answer.text, (*hints, *unheld))
 
 
 def _all_held(

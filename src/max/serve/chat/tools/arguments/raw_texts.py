@@ -18,7 +18,6 @@ from max.pipelines.structured.pattern_syntax import (
     Repeat,
     read_pattern,
 )
-from max.pipelines.structured.schema_check import misfit
 from max.pipelines.structured.validation import guarded, is_regex, kept_results, llguidance
 from max.serve.chat.tools.arguments.alternatives import alternatives
 from max.serve.chat.tools.arguments.number_texts import WORDS, number_patterns
@@ -180,10 +179,7 @@ class _FormWriter:
                 self._words.append(expression(WORDS[kind]))
 
     def _choices(self, option: Mapping[str, Any]) -> None:
-        rest = {key: option[key] for key in option if key not in ("enum", "pattern")}
         for value in option["enum"]:
-            if misfit(value, rest) is not None:
-                continue
             if not isinstance(value, str) and self._tells_texts:
                 self.others.append({"const": value})
                 continue
