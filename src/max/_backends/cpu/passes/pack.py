@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from xdsl.ir import Block, SSAValue
 
 from max._backends.backend import RunsHere
 from max._backends.cpu.packing import NO_PACKING, Packing
-from max._backends.cpu.passes.int8_filters import convolve_codes
-from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
 from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
-from max._backends.cpu.passes.winograd_ops import WinogradConvOp, WinogradFilterOp, fits_winograd
 from max._compiler.analysis.layout import Layout
 from max._compiler.analysis.shapes import shape_of, view_layout
 from max._compiler.passes.base import ops_of
@@ -20,6 +18,7 @@ from max._compiler.passes.hoist_to_load import weights_only
 from max._compiler.passes.materialize import base_of
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max._config import flags
+from max._lazy import lazy_module
 from max.dtype import DType
 from max.mlir import DimExpr, MoOp, TensorType, build
 from max.mlir.ops.elementwise import CastOp
@@ -27,6 +26,14 @@ from max.mlir.ops.quantized import QmatmulOp
 from max.mlir.ops.shape import ReshapeOp, TransposeOp
 from max.mlir.ops.spatial import ConvOp
 from max.mlir.sizes import product
+
+if TYPE_CHECKING:
+    from max._backends.cpu.passes import int8_filters, packed_filters, winograd_ops
+else:
+    # with their kernels; a decoder has no convolution
+    int8_filters = lazy_module("max._backends.cpu.passes.int8_filters")
+    packed_filters = lazy_module("max._backends.cpu.passes.packed_filters")
+    winograd_ops = lazy_module("max._backends.cpu.passes.winograd_ops")
 
 __all__ = ["pack_weights"]
 
@@ -147,7 +154,7 @@ def _convolve_codes(
             continue
         if op.operands[0] is x:
             continue  # a convolution that wraps in 8 bits
-        found = convolve_codes(op, x, w, packing.int8_filters, packed)
+        found = int8_filters.convolve_codes(op, x, w, packing.int8_filters, packed)
         if found is not None:
             added.append(found)
     return added
@@ -181,14 +188,14 @@ def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Pa
             continue
         if shape[-2] == 1 and shape[-1] == groups:
             continue
-        if flags.MAX_WINOGRAD and fits_winograd(op):
+        if flags.MAX_WINOGRAD and winograd_ops.fits_winograd(op):
             if w not in transformed:
-                transformed[w] = insert_before(op, WinogradFilterOp.of(w))
-            convolved = insert_before(op, WinogradConvOp.of(op, transformed[w]))
+                transformed[w] = insert_before(op, winograd_ops.WinogradFilterOp.of(w))
+            convolved = insert_before(op, winograd_ops.WinogradConvOp.of(op, transformed[w]))
         else:
             if (w, groups) not in packed:
-                packed[w, groups] = insert_before(op, PackFilterOp.of(w, groups))
-            convolved = insert_before(op, PackedConvOp.of(op, packed[w, groups]))
+                packed[w, groups] = insert_before(op, packed_filters.PackFilterOp.of(w, groups))
+            convolved = insert_before(op, packed_filters.PackedConvOp.of(op, packed[w, groups]))
         op.results[0].replace_all_uses_with(convolved)
         op.detach()
         op.erase()
