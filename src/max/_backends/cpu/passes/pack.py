@@ -99,7 +99,7 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
         x = op.operands[0]
         columns = shape_of(op.results[0])[-1]
         assert isinstance(columns, int)
-        many = type(op) is not QmatmulOp and least_rows(x) >= MANY_ROWS
+        many = encoding in ("rows", "columns") and least_rows(x) >= MANY_ROWS
         replaced = PackedMatmulOp.of(
             x, packed[w, encoding], encoding, columns, streamed, op.location, many
         )
