@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import importlib.util
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from max import _reentry
 from max._runtime.daemon_thread import DaemonThread
-from max.engine.tune import idle_measurement
+from max.engine.tune import busy_measurement, idle_measurement
+from max.engine.tune.busy_measurement import BUSY_SHARE, BusyMeasurement
 from max.engine.tune.idle_measurement import (
     ATTEMPTS,
     BUSY_OBSERVATIONS,
@@ -21,7 +27,7 @@ from max.engine.tune.idle_measurement import (
     measure_when_idle,
 )
 from max.engine.tune.row_thresholds import QUIET, USABLE, Threshold, Unsure
-from max.engine.tune.threshold_measurement import PoolIsBusyError
+from max.engine.tune.threshold_measurement import TURN_RUNS, MeasureStats, PoolIsBusyError, stats
 
 pytestmark = pytest.mark.any_target
 
@@ -131,9 +137,40 @@ def test_a_device_is_idle_if_nothing_runs_and_the_process_waits(
         model.run_numbers, clock.cpu = numbers, [0.0, cpu]
         assert idler._is_idle(job(model)) is expected
     assert waits == [idle_measurement.IDLE_SECONDS] * 6
+    # what the process used before does not count
+    model.run_numbers, clock.cpu = [6, 6], [7.0, 7.0]
+    assert idler._is_idle(job(model))
     ended.wait = lambda seconds: True
     clock.cpu = [0.0, 0.0]
     assert not idler._is_idle(job(Model())) and not idler._is_idle(job(None))
+
+
+def test_a_model_that_is_observed_may_be_freed(clock: Any, idler: _Idler) -> None:
+    class Held:
+        main = Model().main
+
+    models = [Held()]
+    ref = weakref.ref(models[0])
+
+    def wait(seconds: float) -> bool:
+        models.clear()
+        assert ref() is None
+        return False
+
+    idler._ended = cast("Any", SimpleNamespace(wait=wait, set=lambda: None))
+    task = job(None)
+    task.linked = cast("Any", ref)
+    assert idler._is_idle(task) and not models
+
+
+def test_a_result_of_another_thread_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch, store: Store, clock: Any, idler: _Idler
+) -> None:
+    """It was stored between the look at what is known and the end of the measurement."""
+    measures(monkeypatch, lambda: Threshold(5, 0.6))
+    monkeypatch.setattr(store, "keep", lambda *_: False)
+    model = Model()
+    assert idler._measure(job(model)) is False and not model.limits
 
 
 @pytest.mark.parametrize(
@@ -260,7 +297,7 @@ def test_the_thread_takes_one_due_job_of_a_model_that_ran(
         job(Model()),
         job(Model()),
     )
-    later.due = clock.now + 3.5
+    later.due = clock.now + 4.0
     idler._jobs = [new, gone, later, first, second]
     names = {id(new): "new", id(later): "later", id(first): "first", id(second): "second"}
     events: list[str] = []
@@ -277,7 +314,7 @@ def test_the_thread_takes_one_due_job_of_a_model_that_ran(
     def wait(seconds: float) -> bool:
         assert seconds == idle_measurement.IDLE_SECONDS / 4
         clock.now += 1.0
-        if clock.now == 1007.0:
+        if clock.now == 1009.0:
             new.linked = cast("Any", lambda: None)
         assert clock.now < 1020
         return False
@@ -360,6 +397,8 @@ def test_jobs_do_not_keep_the_programs_alive(monkeypatch: pytest.MonkeyPatch) ->
     del linked
     gc.collect()
     assert all(task.linked() is None for task in jobs)
+    # it may be freed while the thread looks for a model that ran
+    assert not idle_measurement._was_run(None)
 
 
 def test_the_thread_is_a_daemon_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,3 +411,75 @@ def test_the_thread_is_a_daemon_and_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     thread = idler._thread
     assert isinstance(thread, DaemonThread) and ended.wait(60)
     assert thread.join(60) and idler._thread is None and not idler._jobs
+
+
+def test_turns_between_executions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time, a share of the time, from the start again when something else ran."""
+    now, number, begun, kept = [1000.0], [4], list[int](), list[Threshold | None]()
+    monkeypatch.setattr(busy_measurement.time, "perf_counter", lambda: now[0])
+    runs = [TURN_RUNS, TURN_RUNS + 2, TURN_RUNS, TURN_RUNS]
+
+    def begin() -> Generator[None, None, Threshold | None]:
+        begun.append(0)
+        for _ in range(2):
+            now[0] += 3.0
+            begun[-1] += 1
+            number[0] += runs.pop(0)
+            yield
+        number[0] += 2
+        return Threshold(9, 0.5)
+
+    made = BusyMeasurement(
+        begin, cast("Any", SimpleNamespace(run_number=lambda: number[0])), kept.append
+    )
+    asked: list[bool] = []
+    is_free = [True]
+
+    def acquire(blocking: bool) -> bool:
+        asked.append(blocking)
+        return is_free[0]
+
+    released: list[int] = []
+    made._lock = cast("Any", SimpleNamespace(acquire=acquire, release=lambda: released.append(1)))
+    before = given_up = stats.given_up
+    is_free[0] = False
+    made.take_turn()
+    assert asked == [False] and not begun and not released, "another thread takes a turn"
+    is_free[0] = True
+    number[0] += 1
+    made.take_turn()
+    assert not begun and len(released) == 1, "something runs"
+    number[0] += 1
+    for turns, is_given_up in (([1], 0), ([2], 1), ([2, 1], 1), ([2, 2], 1)):
+        made.take_turn()
+        given_up = before + is_given_up
+        assert (begun, stats.given_up, made.ended) == (turns, given_up, False)
+        made.take_turn()
+        assert begun == turns, "its share of the time is used up"
+        # three seconds of a turn are this share of a hundred
+        now[0] += 3.0 / BUSY_SHARE
+    made.take_turn()
+    assert made.ended and kept == [Threshold(9, 0.5)] and stats.given_up == given_up
+    now[0] += 1000.0
+    made.take_turn()
+    # nothing is begun again, and the lock is free
+    assert begun == [2, 2] and len(kept) == 1 and len(released) == asked.count(False) - 1
+
+
+def test_counts_begin_at_zero() -> None:
+    assert MeasureStats() == MeasureStats(num_measured=0, given_up=0)
+
+
+def test_the_thread_ends_with_the_process_and_is_not_in_its_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_exit: list[Any] = []
+    in_children: list[Any] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(_reentry, "in_child", in_children.append)
+    spec = importlib.util.spec_from_file_location("another_idler", idle_measurement.__file__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    assert at_exit == [module._idler.end] and in_children == [module._idler.reset]

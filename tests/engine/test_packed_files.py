@@ -198,6 +198,7 @@ def test_a_file_holds_the_bytes_and_is_read_back(
     (folder / "key").rename(folder / "yek")
     assert PackedCopy(folder / "yek", 10).map_file() is None
     assert copy.write(packed) and copy.write(packed), "the folder and the file are there"
+    assert PackedCopy(folder / "no" / "folders" / "key", 10).write(packed)
 
 
 def test_a_copy_that_cannot_be_written_leaves_nothing(
@@ -238,6 +239,26 @@ def test_the_least_recently_used_files_beyond_the_limit_go(folder: Path) -> None
         with flags.override(MAX_WEIGHT_CACHE_SIZE=1):
             PackedCopy(folder / "new", mine)._make_room()
         assert sorted(path.name for path in folder.iterdir()) == list(kept)
+
+
+def test_a_file_may_be_deleted_by_another_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    (folder / "old").write_bytes(bytes(2 << 20))
+    stat = Path.stat
+
+    def last_look(path: Path, **options: Any) -> os.stat_result:
+        found = stat(path, **options)
+        # no other file: a failure looks at many while this is in place
+        if path == folder / "old":
+            path.unlink(missing_ok=True)
+        return found
+
+    with monkeypatch.context() as patch, flags.override(MAX_WEIGHT_CACHE_SIZE=1):
+        patch.setattr(Path, "stat", last_look)
+        has_room = PackedCopy(folder / "new", 10)._make_room()
+    assert has_room and not list(folder.iterdir())
 
 
 def test_the_writer_writes_what_is_alive_once(

@@ -402,6 +402,8 @@ class Color(Enum):
         {object()},
         Color.RED,
         Color,
+        # of a class of `max` that says nothing of its fields
+        flags,
     ],
 )
 def test_values_of_unknown_kinds_have_none(value: Any) -> None:

@@ -106,7 +106,8 @@ def test_limits_of_a_sample_are_included() -> None:
         ((150, 151), 1),
         ((400, 500), 1),
     ):
-        assert len(_sample(program(launches, sizes), launches, TUNING)) == count
+        assert _sample(program(launches, sizes), launches, TUNING) == launches[:count]
+    assert _sample(program(launches, (500, 400)), launches, TUNING) == launches[1:]
     assert _sample(program([], ()), [], Tuning(1, 1, 1)) == []
 
 

@@ -159,7 +159,7 @@ class PackedCopy:
         finally:
             # also if Ctrl-C interrupts the writing
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                temporary.unlink()
         return True
 
     def _make_room(self) -> bool:

@@ -139,7 +139,6 @@ class _Idler:
         if stored is not None and stored.quality >= USABLE:
             return
         main, ref = linked.main, job.linked
-        del linked
 
         def keep(threshold: Threshold | None) -> None:
             """Uses a result, and makes room for the next measurement of this program."""
