@@ -65,6 +65,14 @@ def looks_local(repo_id: str) -> bool:
     )
 
 
+def _path_of(name: str) -> Path:
+    """The path that a name stands for; `~user` of an unknown user stays as it is."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 class RepoType(str, Enum):
     """Where the files of a model are stored."""
 
@@ -95,7 +103,7 @@ class HuggingFaceRepo:
     )
 
     def __post_init__(self) -> None:
-        folder = Path(self.repo_id).expanduser()
+        folder = _path_of(self.repo_id)
         if self.repo_type is None:
             local = folder.exists() or looks_local(self.repo_id)
             object.__setattr__(self, "repo_type", RepoType.local if local else RepoType.online)
@@ -114,7 +122,7 @@ class HuggingFaceRepo:
     @property
     def _is_gguf_file(self) -> bool:
         """Whether the model is a single GGUF file, which also contains config and tokenizer."""
-        path = Path(self.repo_id).expanduser()
+        path = _path_of(self.repo_id)
         return self.repo_type == RepoType.local and path.suffix == ".gguf" and path.is_file()
 
     @cached_property
@@ -123,7 +131,7 @@ class HuggingFaceRepo:
         folder.
         """
         if self._is_gguf_file:
-            return Path(self.repo_id).expanduser()
+            return _path_of(self.repo_id)
         if self.repo_type == RepoType.online or self.folder is None:
             return None
         paths = first_parts(map(str, sorted(self.folder.glob("*.gguf"))))
@@ -135,7 +143,7 @@ class HuggingFaceRepo:
     def folder(self) -> Path | None:
         """The folder of a local model; for a hub model, its snapshot in the cache if there is one."""
         if self.repo_type == RepoType.local:
-            path = Path(self.repo_id).expanduser()
+            path = _path_of(self.repo_id)
             return path.parent if self._is_gguf_file else path
         # a snapshot has a config.json; asking for it downloads nothing
         cached = try_to_load_from_cache(self.repo_id, "config.json", self.revision)
@@ -164,7 +172,7 @@ class HuggingFaceRepo:
         """The names of the model's files, and their sizes in bytes."""
         folder = self.folder
         if self._is_gguf_file:
-            parts = map(Path, gguf_parts(str(Path(self.repo_id).expanduser())))
+            parts = map(Path, gguf_parts(str(_path_of(self.repo_id))))
             return {part.name: part.stat().st_size for part in parts if part.is_file()}
         if self.repo_type == RepoType.online:
             try:
@@ -347,19 +355,24 @@ class HuggingFaceRepo:
     @cached_property
     def supported_encodings(self) -> list[SupportedEncoding]:
         """The encodings of the model's weight files, without duplicates."""
-        encodings: dict[SupportedEncoding, None] = {}
-        for weights_format, names in self.weight_files.items():
-            if weights_format == WeightsFormat.safetensors:
-                if (encoding := self._safetensors_encoding(names)) is not None:
-                    encodings[encoding] = None
-                continue
+        found = (e for each in self.weight_files for e in self.encodings_of(each))
+        return list(dict.fromkeys(found))
+
+    def encodings_of(self, weights_format: WeightsFormat) -> list[SupportedEncoding]:
+        """The encodings of the model's weight files in a format, without duplicates.
+
+        Args:
+            weights_format: The format.
+        """
+        names = self.weight_files[weights_format]
+        if weights_format == WeightsFormat.safetensors:
+            found = [self._safetensors_encoding(names)]
+        else:
             # torch files are read where they are the only ones
             whole = weights_format == WeightsFormat.gguf or len(self.weight_files) == 1
             tell = self._file_encoding if whole else SupportedEncoding.parse_from_file_name
-            for name in names:
-                if (encoding := tell(name)) is not None:
-                    encodings[encoding] = None
-        return list(encodings)
+            found = [tell(name) for name in names]
+        return list(dict.fromkeys(encoding for encoding in found if encoding is not None))
 
     def files_for_encoding(
         self, encoding: SupportedEncoding, weights_format: WeightsFormat | None = None

@@ -146,6 +146,12 @@ def _quantized_kind(value: object) -> str | None:
     )
 
 
+def _format_to_load(repo: HuggingFaceRepo) -> WeightsFormat | None:
+    """The format whose files are loaded, of those that a model has; None if it has no weight files."""
+    formats = (WeightsFormat.safetensors, WeightsFormat.gguf, WeightsFormat.pytorch)
+    return next((each for each in formats if repo.weight_files.get(each)), None)
+
+
 @dataclass(kw_only=True)
 class ProfilingConfig(StrictConfig):
     """The options of profiling."""
@@ -374,7 +380,9 @@ class MAXModelConfig(StrictConfig):
         repo = self.huggingface_weight_repo
         if repo.repo_type == RepoType.local and names and names[0].endswith(".gguf"):
             return self._gguf_encoding(self.weight_paths())
-        stored = repo.supported_encodings
+        # of a model with files in several formats only one format is loaded
+        weights_format = _format_to_load(repo)
+        stored = [] if weights_format is None else repo.encodings_of(weights_format)
         if len(stored) == 1:
             return stored[0]
         encoding = SupportedEncoding.of_dtype(stated_dtype) if stated_dtype else None
@@ -443,19 +451,20 @@ class MAXModelConfig(StrictConfig):
     def _weight_names(self) -> list[str]:
         """The names of the model's weight files: safetensors, else the GGUF file of the encoding."""
         repo = self.huggingface_weight_repo
-        files = repo.weight_files
-        if names := files.get(WeightsFormat.safetensors):
+        weights_format = _format_to_load(repo)
+        if weights_format is None:
+            return []
+        names = repo.weight_files[weights_format]
+        if weights_format != WeightsFormat.gguf:
             return names
-        if names := files.get(WeightsFormat.gguf):
-            encoding = self.quantization_encoding
-            fitting = [n for n in names if SupportedEncoding.parse_from_file_name(n) == encoding]
-            if len(names) > 1 and len(fitting) != 1:
-                raise ModelFilesError(
-                    f"{self.model_path} has {len(names)} GGUF files",
-                    "Give the one to take with --weight-path.",
-                )
-            return fitting or names
-        return files.get(WeightsFormat.pytorch, [])
+        encoding = self.quantization_encoding
+        fitting = [n for n in names if SupportedEncoding.parse_from_file_name(n) == encoding]
+        if len(names) > 1 and len(fitting) != 1:
+            raise ModelFilesError(
+                f"{self.model_path} has {len(names)} GGUF files",
+                "Give the one to take with --weight-path.",
+            )
+        return fitting or names
 
     def weights_size(self, quantize: str | None = None) -> int:
         """The bytes of the weights in memory, of all copies; of composite checkpoints only the text model is loaded.
