@@ -117,7 +117,7 @@ def _given_tokens(prompt: Sequence[int]) -> Tokens:
     try:
         tokens = np.asarray(prompt)
     except ValueError:  # nested lists of different lengths
-        tokens = np.zeros((1, 1))
+        tokens = np.array(None)
     if tokens.shape == (0,):
         return np.zeros(0, np.int64)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
@@ -480,7 +480,7 @@ class TextTokenizer(PipelineTokenizer[TextContext, Tokens, TextGenerationRequest
             "request_id": request.request_id,
             "tokens": tokens,
             # without room, the context raises the error that names the bound
-            "max_length": len(tokens) + room if room else self.max_length or len(tokens),
+            "max_length": len(tokens) + (room or 0),
             "eos_token_ids": set(self._eos_token_ids),
             "eos_sequences": [
                 *([token] for token in params.stop_token_ids or []),
