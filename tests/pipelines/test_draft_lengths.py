@@ -203,6 +203,8 @@ def test_shares_of_right_tokens(seed: int) -> None:
         for who in (*requests, "new"):
             for key in (0, KINDS):
                 assert lengths.share(who, key) == pytest.approx(model.of(who, key, 0.7))
+                other = lengths._mean(who, ~key, 0.1)
+                assert other == pytest.approx(model.of(who, ~key, 0.1))
 
 
 def fixed(
@@ -246,7 +248,8 @@ def test_the_length_with_the_most_tokens_in_a_time(reads_again: bool) -> None:
         drafting = float(rng.uniform(0, 0.3)), float(rng.choice([0.0, 0.01, 0.1]))
         most, room, requests = (int(rng.integers(1, 40)) for _ in range(3))
         requests, others = 1 + requests % 3, int(rng.choice([0, 0, 3, 9]))
-        lengths = fixed(plain, each, drafting, most, reads_again=reads_again)
+        options = {"reads_again": True} if reads_again else {}
+        lengths = fixed(plain, each, drafting, most, **options)
         kind = KINDS
         for _ in range(int(rng.integers(0, 30))):
             lengths.record_verification("a", 9, int(rng.choice([9, 9, 9, 3, 0])), kind)
@@ -315,7 +318,8 @@ def test_what_drafts_may_lose(seed: int) -> None:
             has = 4 * plain
         if drafted:
             seconds = float(rng.uniform(0.05, 0.2))
-            lengths.record_drafting(drafted, seconds, 0)
+            # two kinds of one drafter
+            lengths.record_drafting(drafted, seconds, KINDS + int(rng.integers(2)))
             drafting.add(drafted, seconds)
             spent += drafting.of(drafted)
         elif rng.integers(3) == 0:
@@ -367,3 +371,86 @@ def test_runs_of_drafts_end() -> None:
         lengths.step(["a"], 0, 0, 1.0, steps)
         # as assumed before a measurement
         assert lengths.seconds.of(1, 2) == pytest.approx(1.1)
+
+
+def test_first_steps_count_as_later_ones() -> None:
+    lengths = DraftLengths(8)
+    assert lengths.length("a", 1, 0, 8) == 0 and lengths.kept_of_tree("a", 1, 0, 8, [-1, 0]) == []
+    for _ in range(2):
+        lengths.seconds.record(1, 0, 1.0)
+    assert lengths.length("a", 1, 0, 8) > 0
+    for number in range(64):
+        assert lengths.may_draft(1), number
+        lengths.step(["a"], 2, 2, 1.1)
+    assert not lengths.may_draft(1) and lengths.length("a", 1, 0, 8) == 0
+    lengths = DraftLengths(8)
+    for _ in range(6):
+        lengths.seconds.record(1, 0, 1.0)
+        lengths.seconds.record(1, 2, 4.0)
+    for _ in range(255):
+        lengths.step(["a"], 0, 0, 1.0)
+    assert lengths.seconds.of(1, 2) == pytest.approx(4.0)
+    lengths.step(["a"], 0, 0, 1.0)
+    assert lengths.seconds.of(1, 2) == pytest.approx(1.1)
+
+
+def test_without_credit_nothing_is_drafted() -> None:
+    lengths = DraftLengths(8)
+    for _ in range(2):
+        lengths.seconds.record(1, 0, 1.0)
+    assert lengths.may_draft(1)
+    lengths.record_drafting(0, 4.0)
+    assert not lengths.may_draft(1) and lengths.length("a", 1, 0, 8) == 0
+
+
+@pytest.mark.parametrize("limit", range(1, 41))
+def test_lengths_that_are_tried(limit: int) -> None:
+    """Few ones, and the longest that has room."""
+    lengths = fixed(1.0, 0.0, (0.0, 0.0), 40)
+    for _ in range(90):
+        lengths.record_verification("a", 40, 40, KINDS)
+    known: Any = lengths.seconds
+    known.of = lambda requests, count: 1.0 if count <= limit else 1000.0
+    tried = [count for count in (*TRIED, 40) if count <= limit]
+    assert lengths.length("a", 1, 0, 99, KINDS) == tried[-1]
+    assert lengths.length("a", 1, 0, limit, KINDS) == limit
+
+
+def test_the_shortest_of_equally_good_drafts() -> None:
+    lengths = fixed(1.0, 0.0, (0.0, 0.0), 3)
+    totals = [1.0]
+    for count in range(1, 4):
+        totals.append(totals[-1] + 0.7**count)
+    known: Any = lengths.seconds
+    # two tokens a second each
+    known.of = lambda requests, count: totals[count] / 2 if count else 1.0
+    known.plain = lambda requests: 1.0
+    assert lengths.length("a", 1, 0, 3, KINDS) == 1
+
+
+def test_the_kind_of_a_draft_that_is_not_named() -> None:
+    lengths = fixed(1.0, 0.02, (0.0, 0.0), 8)
+    parents, tree = [LAST_TOKEN, 0], [LAST_TOKEN, LAST_TOKEN]
+    for _ in range(30):
+        lengths.record_verification("a", 4, 0)
+        lengths.record_tree("b", tree, [])
+        for kind in (-1, 1):
+            lengths.record_verification("a", 4, 4, kind)
+            lengths.record_verification("b", 4, 4, kind)
+    for request in ("a", "b"):
+        assert lengths.share(request) == lengths.share(request, 0) < 0.1
+        assert lengths.length(request, 1, 0, 8) == 0 < lengths.length(request, 1, 0, 8, 1)
+        assert lengths.kept_of_tree(request, 1, 0, 8, parents) == []
+        assert lengths.kept_of_tree(request, 1, 0, 8, parents, 1) == [0, 1]
+    assert lengths.length("c", 1, 0, 8, KINDS) > 0
+    for _ in range(4):
+        lengths.record_drafting(2, 50.0)
+    assert lengths.length("c", 1, 0, 8, 2) == 0 < lengths.length("c", 1, 0, 8, KINDS)
+
+
+def test_drafts_that_take_as_long_as_expected_are_left_out() -> None:
+    times, model = DraftingSeconds(), Drafting()
+    for drafted, seconds in ((2, 1.0), (4, 2.0), (3, 9.0), (8, 3.0), (6, 3.5)):
+        times.add(drafted, seconds)
+        model.add(drafted, seconds)
+        assert [times.of(n) for n in (1, 9)] == pytest.approx([model.of(n) for n in (1, 9)])

@@ -115,8 +115,8 @@ class StepSeconds:
             num_drafted: The number of drafted tokens.
         """
         plain = self.plain(requests)
-        if plain is None or not num_drafted:
-            return plain
+        if plain is None:
+            return None
         # a time that was measured once or twice may be of a first run, and is not taken for more than the assumed one
         known = {
             count: min(
@@ -270,6 +270,12 @@ class DraftLengths:
             self._credit = plain * MOST_CREDIT / 2
         return self._credit > 0 and self._run < LONGEST_RUN
 
+    def _seconds_of(self, requests: int, num_drafted: int) -> float:
+        """The estimated duration of a step, after plain ones of as many requests were measured."""
+        seconds = self.seconds.of(requests, num_drafted)
+        assert seconds is not None
+        return seconds
+
     def length(
         self, request_id: RequestID, requests: int, num_drafted: int, room: int, kind: int = 0
     ) -> int:
@@ -335,10 +341,9 @@ class DraftLengths:
             chances: The probability of each token to be right, with those before it.
             kind: The kind of the draft.
         """
-        plain = self.seconds.plain(requests)
-        if plain is None or not self.may_draft(requests):
+        if not self.may_draft(requests):
             return 0
-        before = self.seconds.of(requests, num_drafted) or plain
+        plain, before = self._seconds_of(requests, 0), self._seconds_of(requests, num_drafted)
         drafting = self._drafting.get(kind // KINDS) or DraftingSeconds()
         # what each draft takes is spent already if another request has one
         spent = drafting.of(num_drafted) if num_drafted else 0.0
@@ -351,10 +356,10 @@ class DraftLengths:
             expected += right
             if count not in LENGTHS and count < len(chances):
                 continue
-            more = (self.seconds.of(requests, num_drafted + count) or plain) - before
+            more = self._seconds_of(requests, num_drafted + count) - before
             if self._reads_again:
                 rows = 1 + round(expected)
-                more += (1 - right) * ((self.seconds.of(requests, rows) or plain) - plain)
+                more += (1 - right) * (self._seconds_of(requests, rows) - plain)
             rate = (requests + expected) / (
                 plain + more + drafting.of(num_drafted + count) - spent + after
             )
@@ -433,7 +438,7 @@ class DraftLengths:
             return
         if num_drafted:
             # as it is estimated from several steps: a slow one may be slow for another reason
-            spent = (self.seconds.of(requests, num_drafted) or seconds) - plain + self._spent
+            spent = self._seconds_of(requests, num_drafted) - plain + self._spent
             self._credit += num_accepted * plain / requests - spent
         elif run:
             more = max(seconds - plain, 0.0) * steps
