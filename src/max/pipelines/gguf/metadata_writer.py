@@ -167,16 +167,16 @@ def _rotation(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
 def _scaling(rope: RopeConfig, config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     """The scaling of the rotation; the frequency factors of Llama 3 and LongRoPE are tensors instead."""
     parameters, prefix = rope.parameters, "rope.scaling."
-    original = int(parameters.get("original_max_position_embeddings") or 0)
     if rope.kind == "linear":
         return {f"{prefix}type": "linear", f"{prefix}factor": float(parameters["factor"])}
+    if rope.kind not in ("longrope", "yarn"):
+        return {}
+    original = int(parameters["original_max_position_embeddings"])
     if rope.kind == "longrope":
         return {
             f"{prefix}original_context_length": original,
             f"{prefix}attn_factor": float(rope.longrope_magnitude()),
         }
-    if rope.kind != "yarn":
-        return {}
     factor = float(parameters["factor"])
     values: dict[str, Any] = {
         f"{prefix}type": "yarn",
