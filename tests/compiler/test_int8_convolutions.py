@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
@@ -11,10 +12,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from xdsl.ir import SSAValue
+from xdsl.utils.exceptions import VerifyException
 
 from max import _interpreter
-from max._backends.cpu.passes.int8_filters import convolve_codes
+from max._backends import BackendOptions, backends_for
+from max._backends.cpu.backend import CPUBackend
+from max._backends.cpu.packing import CPU_PACKING
+from max._backends.cpu.passes.int8_filters import Int8ConvOp, PackInt8FilterOp, convolve_codes
+from max._compiler.mok import RegionOp
 from max._compiler.passes.redundant_ops import drop_dead_ops
+from max._compiler.pipeline import optimize
 from max.dtype import DType
 from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 from max.mlir import DimExpr, MoOp, clone_module, entry, verify_module
@@ -103,6 +110,9 @@ class Case:
         assert isinstance(op, MoOp)
         before = flops_of(op)
         self.found = convolve_codes(op, *operands_of_casts(op), by_bytes, {})
+        # a value that a removed op still uses would never be dropped
+        users = {use.operation for op in block.ops for value in op.results for use in value.uses}
+        assert users <= {*block.ops}
         drop_dead_ops(block)
         verify_module(module)
         self.module, self.ops = module, [op for op in block.ops if isinstance(op, MoOp)]
@@ -156,7 +166,7 @@ def check_random(data: st.DataObject) -> None:
 
     taps, dilation, stride = numbers(2, 1, 3), numbers(2, 1, 2), numbers(2, 1, 3)
     # a product from the start
-    assume(prod(taps) > 1)
+    assume(prod(taps) > 1 or prod(stride) > 1)
     padding = numbers(4, 0, 1) if data.draw(st.booleans()) else (0,) * 4
     pads = (0, 0, *numbers(4, 0, 3), 0, 0) if data.draw(st.booleans()) else (0,) * 8
     if data.draw(st.integers(0, 4)) == 0:
@@ -173,6 +183,8 @@ def check_random(data: st.DataObject) -> None:
     by_bytes = case.form == "mok.int8_conv"
     assert case.form == form_of(all_channels, prod(taps), any(padding), by_bytes)
     assert by_bytes or case.form == form_of(all_channels, prod(taps), any(padding), False)
+    if case.form == "mo.matmul":
+        assert ("mo.concat" in [op.name for op in case.ops]) is (prod(taps) > 1)
     if by_bytes:
         amounts = [max(pads[2 + 2 * i : 4 + 2 * i]) for i in range(2)]
         inside = not any(padding) and not any(pads[:2]) and not any(pads[6:])
@@ -283,3 +295,34 @@ def test_no_columns(interpreted: None) -> None:
     for by_bytes in (True, False):
         case = Case((3, 3, 16), (2, 2, 0), by_bytes=by_bytes)
         assert case.form == "mo.conv of int32"
+
+
+@pytest.mark.parametrize(("op", "count"), [(PackInt8FilterOp, 1), (Int8ConvOp, 2)])
+def test_the_number_of_operands(op: type[MoOp], count: int) -> None:
+    case = Case((3, 3, 4), (2, 2, 3))
+    (made,) = [found for found in case.ops if isinstance(found, op)]
+    made.verify_()
+    own = tuple(made.operands)
+    assert len(own) == count
+    for operands in (own[1:], (*own, own[0])):
+        made.operands = operands
+        with pytest.raises(VerifyException):
+            made.verify_()
+
+
+def test_each_convolution_is_a_kernel_with_its_epilogue() -> None:
+    backends = backends_for((), BackendOptions())
+    assert isinstance(backends.host, CPUBackend)
+    backends.host.packing = replace(CPU_PACKING, int8_filters=True)
+    with Graph("g", input_types=[TensorType(I8, [1, 6, 6, 4], CPU)]) as graph:
+        x = graph.inputs[0].tensor
+        for shape in ((3, 3, 4, 8), (2, 2, 8, 4)):
+            w = ops.constant(np.ones(shape, np.int8), I8, CPU)
+            x = ops.abs(ops.conv2d(x.cast(I32), w.cast(I32))).cast(I8)
+        graph.output(x)
+    module = clone_module(graph.to_mlir())
+    optimize(module, backends)
+    regions = [op for op in entry(module).block.ops if isinstance(op, RegionOp)]
+    bodies = [[op.name for op in region.block.ops] for region in regions]
+    assert [body[0] for body in bodies] == ["mok.int8_conv"] * 2
+    assert all("mo.abs" in body and body[-2:] == ["mo.cast", "mok.yield"] for body in bodies)
