@@ -65,13 +65,16 @@ def start(model: str, port: int, cores: Sequence[int], *options: str) -> subproc
 
 
 @contextmanager
-def serving(model: str, cores: Sequence[int], *options: str) -> Iterator[Target]:
+def serving(
+    model: str, cores: Sequence[int], *options: str, http_core: int | None = None
+) -> Iterator[Target]:
     """A server on some cores.
 
     Args:
         model: The model.
         cores: The cores.
         options: Further options of ``max serve``.
+        http_core: The core of the process that has HTTP; None: those of its engines.
     """
     port = free_port()
     process = start(model, port, cores, *options)
@@ -84,6 +87,9 @@ def serving(model: str, cores: Sequence[int], *options: str) -> Iterator[Target]
                 break
         else:
             raise RuntimeError("".join(lines))
+        if http_core is not None:
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {http_core})
         yield Target(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
@@ -246,12 +252,11 @@ def _line(places: Sequence[int], seconds: Sequence[float]) -> tuple[float, float
 def compare_simulated(model: str, rounds: int) -> dict[str, Any]:
     """Throughput and times of requests at 60 % of the rate that the engine can take, real and simulated.
 
-    The server has all cores but the last, where there are several: that one is the clients'.
+    Where there are several cores, the last one is for clients and HTTP: the simulator has the engine's time only.
     """
     draw, cores = random.Random(2), sorted(logical_cpus())
-    if len(cores) > 1:
-        os.sched_setaffinity(0, {cores[-1]})
-    with serving(model, cores[: max(len(cores) - 1, 1)]) as target:
+    os.sched_setaffinity(0, {cores[-1]})
+    with serving(model, cores[:-1] or cores, http_core=cores[-1]) as target:
         cost, delay = asyncio.run(_costs(target, draw))
         bodies = [body_of(random_tokens(draw, PROMPT)) for _ in range(4 * CLIENTS)]
         most = asyncio.run(closed_loop([target], bodies))["request_throughput"]

@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 
@@ -53,8 +53,8 @@ class FaultyEngine:
 
     def __init__(self, draw: random.Random, faults: tuple[str, ...]) -> None:
         self._draw, self._faults = draw, faults
-        self._here, self._relayed = Pipe()
-        self._engine, self._there = Pipe()
+        ends: list[Any] = [*Pipe(), *Pipe()]
+        self._here, self._relayed, self._engine, self._there = ends
         self.channel = QueuedChannel(ConnectionChannel(self._here, MessageCodec()))
         runs = (self._serve, self._send_events, self._send_commands)
         self._threads = [threading.Thread(target=run, daemon=True) for run in runs]
@@ -109,7 +109,7 @@ class FaultyEngine:
         return True
 
     @staticmethod
-    def _cut(end: Connection) -> None:
+    def _cut(end: Any) -> None:
         with contextlib.suppress(OSError):
             shut_down(end)
 
@@ -184,7 +184,8 @@ def test_answers_of_a_server_with_faulty_engines(seed: int) -> None:
 
 def test_a_frame_without_messages_ends_no_reader() -> None:
     """A server whose reader has ended would wait for answers for ever."""
-    here, there = Pipe()
+    ends: list[Any] = [*Pipe()]
+    here, there = ends
     channel = ConnectionChannel(here, MessageCodec())
     for frame in (GARBAGE[2], STRANGER, GARBAGE[2], GARBAGE[2], STRANGER):
         there.send_bytes(frame)
