@@ -30,12 +30,13 @@ from tests.serve.test_engine_client import _all, until
 GARBAGE = (
     b"",
     b"\xc1",  # no msgpack
-    b"\x90",  # a frame without messages
     b"\x91\x92\xcc\xc8\xc0",  # an unknown kind
     b"\x91\x92\x00\x91\x93\xa1x\x91\xa1y\x00",  # tokens that are no numbers
     b"\x91\x92\x00\x92\x94",  # it ends too early
     bytes(range(256)),
 )
+EMPTY = b"\x90"
+"""A frame without messages."""
 STRANGER = MessageCodec().encode([TokensGenerated("nobody", (1, 2), GenerationStatus.ACTIVE)])
 """Tokens of a request that the server does not have."""
 
@@ -106,6 +107,8 @@ class FaultyEngine:
                 self._relayed.send_bytes(self._draw.choice(GARBAGE))
             case "stranger":
                 self._relayed.send_bytes(STRANGER)
+            case "empty":
+                self._relayed.send_bytes(EMPTY)
         return True
 
     @staticmethod
@@ -129,7 +132,7 @@ class FaultyEngine:
 @pytest.mark.parametrize("seed", [3, *(pytest.param(n, marks=pytest.mark.long) for n in range(3))])
 def test_answers_of_a_server_with_faulty_engines(seed: int) -> None:
     draw, started = random.Random(seed), list[FaultyEngine]()
-    kinds = ("cut", "half", "slow", "garbage", "stranger")
+    kinds = ("cut", "half", "slow", "garbage", "stranger", "empty")
 
     def start() -> FaultyEngine:
         # engines that are started late do what they should, so that the test ends
@@ -182,12 +185,30 @@ def test_answers_of_a_server_with_faulty_engines(seed: int) -> None:
     assert right >= 25, errors
 
 
+def test_an_engine_that_sends_frames_without_messages_is_not_lost() -> None:
+    async def whole() -> None:
+        client = EngineClient(lambda: FaultyEngine(random.Random(1), ("empty", "stranger")))
+        client.start()
+        try:
+            async with asyncio.timeout(60):
+                await client.wait_ready()
+                for number in range(6):
+                    events = await _all(client, GenerationRequest(f"r{number}", (number,), 31))
+                    tokens = [t for e in events if isinstance(e, TokensGenerated) for t in e.tokens]
+                    assert tokens == expected((number,), 30)
+            assert client.restarts == 0
+        finally:
+            await client.close(finish=False, timeout=0.1)
+
+    asyncio.run(whole())
+
+
 def test_a_frame_without_messages_ends_no_reader() -> None:
     """A server whose reader has ended would wait for answers for ever."""
     ends: list[Any] = [*Pipe()]
     here, there = ends
     channel = ConnectionChannel(here, MessageCodec())
-    for frame in (GARBAGE[2], STRANGER, GARBAGE[2], GARBAGE[2], STRANGER):
+    for frame in (EMPTY, STRANGER, EMPTY, EMPTY, STRANGER):
         there.send_bytes(frame)
     assert channel.receive_all() == [] and channel.receive().request_id == "nobody"
     assert channel.receive().tokens == (1, 2)
