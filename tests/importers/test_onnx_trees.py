@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from max import _interpreter
+from max._config import flags
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType
@@ -100,9 +101,10 @@ def test_sums(
         graph.output(result)
     assert op in str(graph)
     model = InferenceSession().load(graph)
-    for rows in (0, 1, 4, 7, 65, 200):
+    for rows in (0, 1, 2, 4, 7, 65, 200):
         x = (rng.integers(-4, 5, (rows, features)) / 2).astype(dtype)
-        x[rng.random(x.shape) < 0.1] = np.nan
+        # rows without NaN go another way
+        x[rng.random(x.shape) < 0.1 * (rows != 2)] = np.nan
         want = walked(forest, x, values)
         for got in (model.execute(x)[0].to_numpy(), _interpreter.run(graph, [x])[0]):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
@@ -174,6 +176,20 @@ BAD = [
 ]  # fmt: skip
 
 
+def test_few_rows_are_no_work_to_share(rng: np.random.Generator) -> None:
+    forest = grown(rng, [31] * 60, np.float32)
+    values = np.ones((len(forest.modes), 1), np.float32)
+    types = [TensorType(DType.float32, ["rows", FEATURES], DeviceRef.CPU())]
+    with Graph("forest", input_types=types) as graph:
+        result = sum_leaves(forest, graph.inputs[0].tensor, values, values > 0)
+        assert result is not None
+        graph.output(result)
+    with flags.override(MAX_RUN_ALONE=True):
+        linked = InferenceSession().load(graph)._linked  # pyright: ignore[reportPrivateUsage]
+    assert linked is not None
+    assert linked.main.instance((1,)).alone and not linked.main.instance((10_000,)).alone
+
+
 @pytest.mark.parametrize(("op", "at", "value"), BAD)
 @pytest.mark.parametrize("machine", ["host", "avx2"])
 def test_an_index_outside_of_the_tables(
@@ -194,3 +210,20 @@ def test_an_index_outside_of_the_tables(
             run(op, wrong, results, attributes, machine=machine)
         with pytest.raises(IndexError):
             _interpreter.REFERENCES[op](*wrong, **attributes)
+
+
+@pytest.mark.parametrize(("at", "value"), [case[1:] for case in BAD if case[0] == "mo.trees.masks"])
+def test_a_bad_index_of_trees_with_one_output(
+    at: int, value: int, rng: np.random.Generator
+) -> None:
+    """A row without NaN takes a way of its own."""
+    operands, _ = tables(rng)["mo.trees.masks"]
+    operands[0], operands[6] = operands[0][:2], operands[6][..., :1].copy()
+    operands[7] = np.zeros(2, np.int32)
+    results: list[Any] = [(np.dtype(np.float32), (2, 1))]
+    (got,) = run("mo.trees.masks", operands, results, {"outputs": 1})
+    want = _interpreter.REFERENCES["mo.trees.masks"](*operands, outputs=1)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    operands[at] = np.full_like(operands[at], value)
+    with pytest.raises(IndexError):
+        run("mo.trees.masks", operands, results, {"outputs": 1})

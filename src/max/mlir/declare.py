@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from max.mlir.operand import FLOATS, Operand
-from max.mlir.operation import Attrs, Conditions, OpSpec, Types, check_attributes
+from max.mlir.operation import Attrs, Conditions, Flops, OpSpec, Types, check_attributes
 from max.mlir.types import ChainType, ShapedType, TensorType, short_types
 
 __all__ = ["NamedTypes", "check_float_result", "declare", "static_dims"]
@@ -37,6 +37,7 @@ def declare(
     attributes: Mapping[str, type] | None = None,
     optional: Mapping[str, type] | None = None,
     conditions: Conditions | None = None,
+    flops: Flops | None = None,
     takes: str = "",
     gives: str = "",
     doc: str = "",
@@ -53,6 +54,7 @@ def declare(
         attributes: The Python types of the required attributes.
         optional: The Python types of the optional attributes.
         conditions: The run-time conditions over sizes.
+        flops: The number of its operations.
         takes: The operands for the reference of the dialect.
         gives: The results for the reference.
         doc: What the op computes, for the reference.
@@ -94,6 +96,7 @@ def declare(
         infer=None if rule is None else infer,
         check=None if result_rule is None else check,
         conditions=conditions,
+        flops=flops,
         pure=not chained,
         signature=operands,
         chained=chained,

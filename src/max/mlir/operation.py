@@ -100,8 +100,8 @@ class OpSpec:
     region_size: int = 1
     """The element-wise ops that the op counts as in a region, where code size bounds the region."""
     flops: Flops | None = None
-    """Computes the multiplications and additions of a product, a convolution or attention, from operand and result
-    types; None: unknown."""
+    """Computes the multiplications and additions of a product, a convolution or attention, or the tests of trees, from
+    operand and result types; None: unknown."""
     takes_epilogue: bool = False
     """Whether the op's kernels may compute element-wise ops on each result before they store it."""
     takes_norm: bool = False

@@ -25,7 +25,7 @@ def region_flops(op: BodyOp) -> Size:
 
 
 def op_flops(op: MoOp, results: Sequence[SSAValue]) -> Size:
-    """The multiplications and additions of a product, attention or a convolution; 0 for other ops.
+    """The multiplications and additions of a product, attention or a convolution, the tests of trees; 0 for other ops.
 
     Args:
         op: The op.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from max.dtype import DType
 from max.mlir.declare import NamedTypes, declare
+from max.mlir.dims import DimExpr
 from max.mlir.operand import Operand
-from max.mlir.operation import Attrs, Types, define
+from max.mlir.operation import Attrs, Types, define, tensor
 from max.mlir.types import TensorType
 
 _FLOATS = (DType.float32, DType.float64)
@@ -45,6 +46,12 @@ def _mask_types(types: NamedTypes, attrs: Attrs) -> Types:
     return _sums(op, types, attrs)
 
 
+def _tests_of_masks(operands: Types, results: Types) -> DimExpr:
+    """A test for each node and row."""
+    rows = tensor("trees.masks", operands, 0).shape[0]
+    return rows * tensor("trees.masks", operands, 2).num_elements
+
+
 define(
     declare(
         "mo.trees.masks",
@@ -63,6 +70,7 @@ define(
         1,
         _mask_types,
         attributes={"outputs": int},
+        flops=_tests_of_masks,
         takes=(
             "x `[rows, features]`; features i32, limits, missing u8, masks u32 or u64, all "
             "`[trees, nodes]`; counts i32 `[trees]`; weights `[trees, leaves, values]`; "

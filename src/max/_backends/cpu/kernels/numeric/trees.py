@@ -7,8 +7,8 @@ each; each tree goes over all of its nodes without a branch::
 
 A node costs a load, a comparison and an AND for a vector, whatever leaf the rows reach. Of up to `SINGLE_ROWS` rows
 each is taken by itself, with a vector of nodes: one gather of its features, or where two vectors hold the row one
-permutation of them. Walks: each lane goes down the tree of its
-own, a gather for each table and level; for trees with more leaves than bits.
+permutation of them, which without NaN needs neither flags nor a check of each node. Walks: each lane goes down the tree
+of its own, a gather for each table and level; for trees with more leaves than bits.
 """
 
 from __future__ import annotations
@@ -222,6 +222,77 @@ def mask_row(sums: k.View, row: Row, lane: k.Integer, tables: Masks, width: int)
 
 
 @k.inline
+def clear_leaves(
+    bits: k.Integer,
+    row: Row,
+    tables: Masks,
+    tree: k.Integer,
+    node: k.Integer,
+    mask: Any,
+    width: int,
+) -> Any:
+    """`nodes_that_fail` for a row without NaN in two vectors, and the features, which are not checked."""
+    feature = tables.features.load(tree, node, width=width, mask=mask)
+    limit = tables.limits.load(tree, node, width=width, mask=mask)
+    some = tables.masks.load(tree, node, width=width, mask=mask)
+    fails = k.permute(row.low, row.high, feature) > limit
+    bits = k.select(fails if mask is None else fails & mask, bits & some, bits)
+    return bits, k.bitcast(feature, k.u32)
+
+
+@k.inline
+def mask_plain_row(sums: k.View, row: Row, lane: k.Integer, tables: Masks, width: int) -> Any:
+    """`mask_row` for one output and a row without NaN in two vectors, whose features no address has.
+
+    Returns:
+        Whether all features exist. Otherwise the sum stays as it was, and `mask_row` raises.
+    """
+    masks, counts, weights = tables.masks, tables.counts, tables.weights
+    most = k.splat(k.u32(0), width)
+    total = sums[0, lane]
+    for tree in range(masks.shape[0]):
+        # errors are branches: with a select each tree would wait for its tables
+        count = k.i64(counts[tree])
+        if count < 0 or count > masks.shape[1]:
+            raise IndexError("trees: {} nodes, of {}", count, masks.shape[1])
+        bits = k.splat(~k.cast(0, masks.dtype), width)
+        if count >= width:
+            for node in range(0, count - width, width):
+                bits, feature = clear_leaves(bits, row, tables, tree, node, None, width)
+                most = k.max(most, feature)
+            # the last vector takes some nodes again, which changes nothing
+            bits, feature = clear_leaves(bits, row, tables, tree, count - width, None, width)
+            most = k.max(most, feature)
+        else:
+            for node, mask in k.vectors(count, width):
+                bits, feature = clear_leaves(bits, row, tables, tree, node, mask, width)
+                most = k.max(most, feature)
+        leaf = k.i64(k.count_trailing_zeros(and_lanes(bits)))
+        if leaf >= weights.shape[1]:
+            raise IndexError("trees: leaf {}, of {}", leaf, weights.shape[1])
+        total = total + weights[tree, leaf, 0]
+    exist = ~k.any(most >= k.u32(row.x.shape[0]))
+    if exist:
+        sums[0, lane] = total
+    return exist
+
+
+@k.inline
+def add_row(
+    sums: k.View, x: k.View, features: int, lane: k.Integer, tables: Masks, width: int
+) -> None:
+    """Adds the leaves of all trees of the row `x` to the sums `[outputs, rows]`."""
+    row = features_of(x, features, width)
+    done = k.i64(0)
+    if row.low is not None and sums.shape[0] == 1 and tables.weights.shape[2] == 1:
+        if not k.any(k.isnan(row.low) | k.isnan(row.high)):
+            if mask_plain_row(sums, row, lane, tables, width):
+                done = k.i64(1)
+    if done == 0:
+        mask_row(sums, row, lane, tables, width)
+
+
+@k.inline
 def check_targets(targets: k.View, values: k.Value, outputs: k.Value) -> None:
     """Raises where a tree adds to an output that is none."""
     for tree in range(targets.shape[0]):
@@ -264,8 +335,7 @@ def tree_masks(
         clear_sums(sums, width)
         if count <= SINGLE_ROWS:
             for lane in range(count):
-                row = features_of(x[start + lane], features, width)
-                mask_row(sums, row, lane, tables, width)
+                add_row(sums, x[start + lane], features, lane, tables, width)
         else:
             used = k.select(count > width, k.i64(block), k.i64(width))
             for i in range(used):
