@@ -265,3 +265,137 @@ def test_differences_that_floats_do_not_hold_stay() -> None:
         lambda x: (dequantized(quantized(x, 0.5, 0, DType.uint8), 0.5, (1 << 24) + 1),)
     )
     assert launch.count("cast") == 3
+
+
+# codes of products ------------------------------------------------------------------------
+
+
+def scaled(x: Value, factors: np.ndarray) -> Value:
+    """A product of codes `x` [n, 16] as scaled integers [n, 24], a factor for each column."""
+    w = np.random.default_rng(2).integers(-128, 128, (16, 24)).astype(np.int8)
+    total = ops.cast(x, I32) @ ops.cast(ops.constant(w, DType.int8, DEVICE), I32)
+    return ops.cast(total, F32) * ops.constant(factors, F32, DEVICE)
+
+
+FACTORS = np.linspace(-1e-3, 2e-2, 24, dtype=np.float32)
+
+
+def check_codes(build: Callable[[Value], tuple[Value, ...]]) -> str:
+    """The launch of a graph on codes; its results are those of the interpreter, bit for bit."""
+    x = np.random.default_rng(1).integers(-128, 128, (37, 16)).astype(np.int8)
+    with Graph("product", input_types=[TensorType(DType.int8, ["n", 16], DEVICE)]) as graph:
+        graph.output(*build(graph.inputs[0].tensor))
+    model = SESSION.load(graph)
+    expected = _interpreter.run(graph, [x])
+    for got, want in zip(model.execute(x), expected, strict=True):
+        np.testing.assert_array_equal(got.to_numpy(), want)
+        if want.dtype == np.float32:
+            np.testing.assert_array_equal(np.signbit(got.to_numpy()), np.signbit(want))
+    (launch,) = model.kernel_summaries
+    return launch
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=["uint8", "int8"])
+@pytest.mark.parametrize("zero", [0, 17, -128, 255])
+def test_scaled_integers_have_no_nan(dtype: DType, zero: int) -> None:
+    """Limits are moved by the zero point, the sign of zeros is lost in the codes that follow, and these fit."""
+
+    def build(x: Value) -> tuple[Value, ...]:
+        y = dequantized(quantized(scaled(x, FACTORS), 0.5, zero, dtype), 0.5, zero)
+        # exact, with one rounding as with two
+        return (quantized(y * 0.5 - 1.0, 0.3, zero, dtype),)
+
+    launch = check_codes(build)
+    assert "is_nan" not in launch and "abs" not in launch
+    assert launch.count("cast") == 2 and launch.count("cast_within") == 1
+    # of the zero points one is left: that of the codes at the end
+    assert launch.count("add") + launch.count("sub") == 1 + (zero != 0)
+
+
+@pytest.mark.parametrize("zero", [0, 17])
+def test_the_sign_of_zeros_stays_where_it_is_seen(zero: int) -> None:
+    launch = check_codes(
+        lambda x: (dequantized(quantized(scaled(x, FACTORS), 9.0, zero, DType.int8), 9.0, zero),)
+    )
+    assert "is_nan" not in launch and ("abs" in launch) == (not zero)
+
+
+def test_the_sign_of_a_divisor_stays() -> None:
+    def build(x: Value) -> tuple[Value, ...]:
+        y = dequantized(quantized(scaled(x, FACTORS), 9.0, 0, DType.int8), 9.0, 0)
+        return (quantized(number(1.0) / y, 0.3, 0, DType.int8),)
+
+    with np.errstate(all="ignore"):
+        assert "abs" in check_codes(build)
+
+
+def test_zero_points_that_differ_stay() -> None:
+    """A zero point less another one."""
+
+    def build(x: Value) -> tuple[Value, ...]:
+        y = dequantized(quantized(scaled(x, FACTORS), 0.5, 3, DType.int8), 0.5, 5)
+        return (quantized(y, 0.3, 0, DType.int8),)
+
+    launch = check_codes(build)
+    assert launch.count("add") == 1 and launch.count("sub") == 1
+
+
+@pytest.mark.parametrize("factor", [np.inf, np.nan, 1e25])
+def test_factors_that_give_nan_or_infinities(factor: float) -> None:
+    factors = np.full(24, factor, np.float32)
+
+    def build(x: Value) -> tuple[Value, ...]:
+        with np.errstate(all="ignore"):
+            y = dequantized(quantized(scaled(x, factors), 0.5, 3, DType.int8), 0.5, 3)
+            return (quantized(y, 0.3, 0, DType.int8),)
+
+    with np.errstate(all="ignore"):
+        assert "is_nan" in check_codes(build)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "within"),
+    [
+        (-128.0, 127.0, DType.int8, True), (-128.9, 127.0, DType.int8, False), (-128.0, 127.5, DType.int8, False),
+        (0.0, 255.0, DType.uint8, True), (-1.0, 255.0, DType.uint8, False), (0.0, 256.0, DType.uint8, False),
+        (-32768.0, 32767.0, DType.int16, True), (0.0, 65536.0, DType.uint16, False), (-9.0, 9.0, DType.bool, False),
+        (-2.0**31, 2.0**31 - 128, DType.int32, True), (-2.0**31, 2.0**31, DType.int32, False),
+    ],
+)  # fmt: skip
+def test_casts_that_fit(low: float, high: float, dtype: DType, within: bool) -> None:
+    def build(x: Value) -> tuple[Value, ...]:
+        y = scaled(x, FACTORS * np.float32(1e6))
+        return (ops.cast(ops.min(ops.max(y, number(low)), number(high)), dtype),)
+
+    assert ("cast_within" in check_codes(build)) == within
+
+
+def test_sums_that_wrap_are_not_followed() -> None:
+    """Bytes whose sums wrap have any value."""
+
+    def build(x: Value) -> tuple[Value, ...]:
+        total = x + x
+        return (
+            ops.cast(ops.cast(total, F32) * 1.0, DType.int8),
+            ops.cast(ops.cast(x, F32) + 1.0, DType.int8),
+        )
+
+    assert "cast_within" not in check_codes(build)
+
+
+def test_numbers_are_seen_through_transposes() -> None:
+    """As they come where the transpose of a quantized value was moved."""
+    x = (np.random.default_rng(3).standard_normal((7, 9)) * 50).astype(np.float32)
+
+    def turned(value: float, dtype: DType = F32) -> Value:
+        return ops.transpose(ops.broadcast_to(number(value, dtype), [9, 7]), 0, 1)
+
+    with Graph("turned", input_types=[TensorType(F32, [7, 9], DEVICE)]) as graph:
+        moved = ops.round(graph.inputs[0].tensor) + turned(5.0)
+        codes = ops.cast(ops.min(ops.max(moved, turned(-128.0)), turned(127.0)), DType.int8)
+        graph.output(ops.cast(ops.cast(codes, I32) - turned(5, I32), F32) * 0.5)
+    model = SESSION.load(graph)
+    (launch,) = model.kernel_summaries
+    assert "cast" not in launch
+    (want,) = _interpreter.run(graph, [x])
+    np.testing.assert_array_equal(model.execute(x)[0].to_numpy(), want)

@@ -201,4 +201,4 @@ def loaded_text(text: str, dtype: DType) -> str:
 
 def has_expression(op: str) -> bool:
     """Whether the code generator has the op."""
-    return op in _TABLE or op in ("cast", "round_to")
+    return op in _TABLE or op in ("cast", "cast_within", "round_to")

@@ -136,6 +136,8 @@ class ValueWriter:
         first = self.spec.values[node.args[0]]
         if node.op == "cast":
             return cast(texts[0], first.dtype, node.dtype)
+        if node.op == "cast_within":
+            return f"k.cast_unchecked({texts[0]}, k.{KERNEL_NAME[node.dtype]})"
         if node.op == "round_to":
             return rounded_text(texts[0], node.dtype)
         return expression(node.op, node.attr, first.dtype, texts)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from max._compiler.analysis.shapes import shape_of
-from max._compiler.mok import BodyOp
+from max._compiler.mok import BodyOp, CastWithinOp
 from max._compiler.passes.base import ops_of
 from max.mlir import MoOp
 from max.mlir.ops.elementwise import CastOp
@@ -19,7 +19,7 @@ def region_flops(op: BodyOp) -> Size:
     total: Size = 0
     for inner in ops_of(op.block):
         weight = inner.spec.row_flops or int(inner.spec.elementwise)
-        if weight and type(inner) is not CastOp:
+        if weight and type(inner) not in (CastOp, CastWithinOp):
             total = simplify(total + weight * product(shape_of(inner.operands[0])))
     return total
 

@@ -161,7 +161,8 @@ class _Builder:
             assert isinstance(type_, ShapedType)
             attr = op.attr_or("approximate", "")
             args = [self.operand(v) for v in op.operands]
-            self.numbers[result] = self.node(op.name.removeprefix("mo."), args, type_.dtype, attr)
+            # the dialects have no names in common
+            self.numbers[result] = self.node(op.name.partition(".")[2], args, type_.dtype, attr)
 
     def cast(self, value: int, before: DType, after: DType) -> int:
         """A staged conversion: its operand and its result are rounded to their dtypes.

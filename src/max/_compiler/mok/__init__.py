@@ -5,6 +5,7 @@
 - `mok.once`: ops on weights and constants only, run once when a model is loaded.
 - `mok.matmul`: `mo.matmul` with the attribute `transpose_b`.
 - `mok.attention`: attention over keys and values that are plain tensors.
+- `mok.cast_within`: `mo.cast` of floats that the integers of the result hold, none of them NaN.
 - `mok.check`: a condition over dims that the sizes of an execution must meet.
 - `mok.device_copy`: a copy of a value in the memory of another device.
 - `mok.yield`: ends the body of a region or of a `mok.once`.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
@@ -30,11 +32,13 @@ from max.mlir import MO, DimExpr, MoOp, OpSpec, TensorType, to_attr
 from max.mlir.builtin import LocationAttr, ModuleOp
 from max.mlir.conditions import Condition
 from max.mlir.operation import Attrs
+from max.mlir.ops.elementwise import CastOp
 from max.mlir.types import short_types
 
 __all__ = [
     "AttentionOp",
     "BodyOp",
+    "CastWithinOp",
     "CheckOp",
     "DeviceCopyOp",
     "MatmulOp",
@@ -55,6 +59,14 @@ class YieldOp(MoOp):
     name = "mok.yield"
     spec = OpSpec("mok.yield", (0, None), 0, pure=False, terminator=True)
     traits = OpTraits(lambda: (IsTerminator(),))
+
+
+class CastWithinOp(MoOp):
+    """`mo.cast` of floats to integers that hold them: without limits and NaN it is a single instruction."""
+
+    name = "mok.cast_within"
+    spec = replace(CastOp.spec, name="mok.cast_within")
+    traits = CastOp.traits
 
 
 class CheckOp(MoOp):
@@ -229,6 +241,7 @@ MOK = Dialect(
     "mok",
     [
         YieldOp,
+        CastWithinOp,
         CheckOp,
         MatmulOp,
         AttentionOp,

@@ -183,12 +183,12 @@ def _slice_at(op: MoOp) -> SSAValue | None:
 
 
 def single_of(value: SSAValue) -> Any:
-    """The element of a constant that has one, seen through reshapes and broadcasts; else None.
+    """The element of a constant that has one, seen through views, such as broadcasts and transposes; else None.
 
     Args:
         value: The constant, or a view of it.
     """
-    while isinstance(view := value.owner, MoOp) and view.spec.in_order:
+    while isinstance(view := value.owner, MoOp) and view.spec.view:
         value = view.operands[0]
     array = constant_of(value.owner)
     return array.reshape(-1)[0] if array is not None and array.size == 1 else None

@@ -155,18 +155,32 @@ def convolved_sums(
     dilations: Sequence[int],
     pairs: Pairs,
     groups: int,
+    bias_of: Callable[[Array], Array | None] | None = None,
 ) -> tuple[TensorValue, Array, TensorValue] | None:
     """`quantized_convolution` before its products with scales: the sums, the scales of the filter in a shape that
     broadcasts with them, and that of the image.
+
+    Args:
+        image: The image.
+        filters: The filters.
+        strides: The steps of both axes.
+        dilations: The distances of taps of both axes.
+        pairs: The padding before and after both axes.
+        groups: The number of groups.
+        bias_of: The int32 bias that is added to the sums of each filter, from the filter's scales; None if it has none
+            that fits, and then there are no sums.
     """
     x, weight = left_codes(image), _weight(filters, 0)
     if x is None or weight is None or groups != 1:
         return None
     numbers, scales = weight
     codes, zero, scale = x
-    total = convolved_codes(codes, zero, numbers, strides, dilations, pairs)
-    shape = [scales.size, 1, 1] if scales.size > 1 else []
-    return None if total is None else (total, scales.reshape(shape), scale)
+    scales = scales.reshape([scales.size, 1, 1] if scales.size > 1 else [])
+    bias = None if bias_of is None else bias_of(scales)
+    if bias_of is not None and bias is None:
+        return None
+    total = convolved_codes(codes, zero, numbers, strides, dilations, pairs, bias)
+    return None if total is None else (total, scales, scale)
 
 
 def _row(scales: Array) -> TensorValue:
@@ -295,29 +309,36 @@ def centered_codes(codes: Imported, zero: Imported | None, axis: int) -> Array |
     return wide if wide.min(initial=0) >= -128 and wide.max(initial=0) < 128 else None
 
 
-def multiplied_codes(x: Codes, zero: int | TensorValue, weight: Array) -> TensorValue | None:
+def multiplied_codes(
+    x: Codes, zero: int | TensorValue, weight: Array, bias: Array | None = None
+) -> TensorValue | None:
     """The int32 product of codes ``[…, K]``, less their zero point, with weights ``[K, N]``; None if it may not fit.
 
     Args:
         x: The codes.
         zero: Their zero point, before the shift.
         weight: Integers of 8 bits.
+        bias: Integers of 32 bits that are added to the rows, which wrap.
     """
     if weight.ndim != 2 or weight.shape[0] > _DEEPEST or not weight.size or x.tensor.rank < 2:
         return None
     matrix = ops.constant(np.ascontiguousarray(weight.astype(np.int8)))
     total = ops.matmul(ops.cast(x.tensor, DType.int32), ops.cast(matrix, DType.int32))
-    return _without_zero(total, x, zero, weight.sum(0, dtype=np.int32))
+    return _without_zero(total, x, zero, weight.sum(0, dtype=np.int32), bias)
 
 
 def _without_zero(
-    total: TensorValue, x: Codes, zero: int | TensorValue, columns: Array
+    total: TensorValue, x: Codes, zero: int | TensorValue, columns: Array, bias: Array | None
 ) -> TensorValue:
-    """Sums of products of codes, without what their zero point adds; `columns` are the sums of the weights."""
+    """Sums of products of codes, without what their zero point adds, and a bias; `columns` are the sums of the
+    weights.
+    """
     # sum((x - zero) w) = sum((x - shift) w) + (shift - zero) sum(w): the zero point costs one row
     if isinstance(zero, int):
         correction = columns * np.int32(x.shift - zero)
+        correction = correction if bias is None else correction + bias
         return total + ops.constant(correction) if correction.any() else total
+    total = total if bias is None else total + ops.constant(bias)
     shift = ops.cast(ops.reshape(zero, []), DType.int32) - x.shift
     return total - ops.constant(columns) * shift
 
@@ -329,6 +350,7 @@ def convolved_codes(
     strides: Sequence[int],
     dilations: Sequence[int],
     pairs: Pairs,
+    bias: Array | None = None,
 ) -> TensorValue | None:
     """The int32 convolution of codes ``[N, C, H, W]``, less their zero point, with weights ``[F, C, R, S]``; None if
     floats are faster.
@@ -340,6 +362,7 @@ def convolved_codes(
         strides: The steps of both axes.
         dilations: The distances of taps of both axes.
         pairs: The padding before and after both axes.
+        bias: Integers of 32 bits that are added to the sums of each filter, which wrap.
     """
     if weight.ndim != 4 or not weight.size:
         return None
@@ -360,11 +383,11 @@ def convolved_codes(
         # the code that stands for 0
         image = pad_axes(image, [(0, 0), *pairs, (0, 0)], "constant", zero - x.shift)
     if kernel == [1, 1] and set(strides) == {1}:
-        total = multiplied_codes(Codes(image, x.shift), zero, filters[0, 0])
+        total = multiplied_codes(Codes(image, x.shift), zero, filters[0, 0], bias)
     else:
         total = ops.conv2d(
             ops.cast(image, DType.int32), ops.cast(ops.constant(np.ascontiguousarray(filters)), DType.int32),
             (strides[0], strides[1]), (dilations[0], dilations[1]),
         )  # fmt: skip
-        total = _without_zero(total, x, zero, filters.sum((0, 1, 2), dtype=np.int32))
+        total = _without_zero(total, x, zero, filters.sum((0, 1, 2), dtype=np.int32), bias)
     return None if total is None else ops.permute(total, [0, 3, 1, 2])

@@ -65,18 +65,16 @@ def scaled_convolution(
     groups: int,
 ) -> Imported | None:
     """The convolution of a tensor and a filter that were dequantized, with the codes of a bias; None: another form."""
-    found = convolved_sums(image, filters, strides, dilations, pairs, groups)
     source = quantized_of(image)
     scale = None if source is None else usual_scale(source.scale)
-    if found is None or scale is None:
+    if scale is None:
         return None
-    total, scales, _ = found
-    factors = scales * np.float32(scale)
-    if bias is not None:
-        codes = _bias_codes(bias, factors)
-        if codes is None:
-            return None
-        total = total + ops.reshape(ops.constant(codes), [codes.size, 1, 1])
+    factor = np.float32(scale)
+    bias_of = None if bias is None else lambda scales: _bias_codes(bias, scales * factor)
+    found = convolved_sums(image, filters, strides, dilations, pairs, groups, bias_of)
+    if found is None:
+        return None
+    total, factors = found[0], found[1] * factor
     value = ops.cast(total, DType.float32) * ops.constant(factors)
     return Imported(value, source=ScaledSum(((total, factors),)))
 
