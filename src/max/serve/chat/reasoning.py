@@ -43,6 +43,8 @@ class ReasoningParser:
         self._begin, self._end = marks
         self._inside, self._looking = begun, not begun
         self._buffer = ""
+        self._space: list[str] = []
+        """More space after that in the buffer, which waits for what follows."""
         # space at the start of the reasoning, and of the answer after it, is dropped
         self._first = True
 
@@ -52,7 +54,11 @@ class ReasoningParser:
         Args:
             text: The new text.
         """
-        self._buffer += text
+        if text.isspace() and self._buffer.isspace():
+            self._space.append(text)
+            return []
+        self._buffer = "".join((self._buffer, *self._space, text))
+        self._space.clear()
         parts: list[AnswerPart] = []
         if self._looking:
             bare = self._buffer.lstrip()
@@ -76,6 +82,8 @@ class ReasoningParser:
             cut: Whether the answer was cut off.
         """
         parts: list[AnswerPart] = []
+        self._buffer += "".join(self._space)
+        self._space.clear()
         if self._inside:
             partial = held_length(self._buffer, (self._end,)) if cut else 0
             self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 from max.pipelines.core.text import finite_json_value, json_value
@@ -16,13 +15,13 @@ from max.serve.requests.parts import (
     AnswerPart,
     ArgumentsPart,
     ContentPart,
+    GrowingText,
     ReasoningPart,
     ToolCallPart,
 )
 from max.serve.requests.request_context import current_request
 
 
-@dataclass
 class ToolCall:
     """A whole call of a tool.
 
@@ -32,9 +31,22 @@ class ToolCall:
         arguments: JSON text of an object.
     """
 
-    call_id: str
-    name: str
-    arguments: str = ""
+    def __init__(self, call_id: str, name: str, arguments: str = "") -> None:
+        self.call_id, self.name = call_id, name
+        self._arguments = GrowingText(arguments)
+
+    @property
+    def arguments(self) -> str:
+        """JSON text of an object."""
+        return self._arguments.text
+
+    def add(self, text: str) -> None:
+        """Adds to the arguments.
+
+        Args:
+            text: JSON text.
+        """
+        self._arguments.add(text)
 
     def parsed_arguments(self) -> dict[str, Any]:
         """The arguments as an object; empty if the length limit cut them off."""
@@ -67,7 +79,6 @@ class TextLogs:
         return found if isinstance(delta.parts[-1], ContentPart) else []
 
 
-@dataclass
 class Answer:
     """A whole answer.
 
@@ -76,6 +87,8 @@ class Answer:
         reasoning: The text before it.
         tool_calls: The calls of tools.
         logs: The log-probabilities of its tokens.
+
+    Attributes:
         tokens: The number of tokens.
         finish_reason: Why it ended.
         stop: The stop text that ended it.
@@ -83,16 +96,30 @@ class Answer:
         text_logs: The log-probabilities of the tokens of the content.
     """
 
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-    logs: list[TokenLog] = field(default_factory=list)
-    tokens: int = 0
-    finish_reason: str = "stop"
-    stop: str | None = None
-    prompt_logs: tuple[TokenLog, ...] = ()
-    text_logs: list[TokenLog] = field(default_factory=list)
-    _finder: TextLogs = field(default_factory=TextLogs, repr=False, compare=False)
+    def __init__(
+        self,
+        content: str = "",
+        reasoning: str = "",
+        tool_calls: Sequence[ToolCall] = (),
+        logs: Sequence[TokenLog] = (),
+    ) -> None:
+        self._content, self._reasoning = GrowingText(content), GrowingText(reasoning)
+        self.tool_calls, self.logs = list(tool_calls), list(logs)
+        self.tokens, self.finish_reason = 0, "stop"
+        self.stop: str | None = None
+        self.prompt_logs: tuple[TokenLog, ...] = ()
+        self.text_logs: list[TokenLog] = []
+        self._finder = TextLogs()
+
+    @property
+    def content(self) -> str:
+        """The text for the user."""
+        return self._content.text
+
+    @property
+    def reasoning(self) -> str:
+        """The text before it."""
+        return self._reasoning.text
 
     def add(self, delta: AnswerDelta) -> None:
         """Adds new parts.
@@ -103,13 +130,13 @@ class Answer:
         for part in delta.parts:
             match part:
                 case ContentPart(text):
-                    self.content += text
+                    self._content.add(text)
                 case ReasoningPart(text):
-                    self.reasoning += text
+                    self._reasoning.add(text)
                 case ToolCallPart(_, call_id, name):
                     self.tool_calls.append(ToolCall(call_id, name))
                 case ArgumentsPart(index, text):
-                    self.tool_calls[index].arguments += text
+                    self.tool_calls[index].add(text)
         self.logs += delta.logs
         self.text_logs += self._finder.next_logs(delta)
         self.prompt_logs = delta.prompt_logs or self.prompt_logs

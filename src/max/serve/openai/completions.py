@@ -48,6 +48,7 @@ from max.serve.requests.generation import (
     generate_choices,
 )
 from max.serve.requests.infill import infill_of, prompt_tokens
+from max.serve.requests.parts import GrowingText
 from max.serve.requests.request_context import current_request
 from max.serve.requests.threads import by_size, in_body_thread
 
@@ -91,7 +92,7 @@ class _Choice:
 
     prompt: tuple[int, ...]
     prefix: str
-    text: str = ""
+    text: GrowingText = field(default_factory=GrowingText)
     logs: list[TokenLog] = field(default_factory=list)
     prompt_logs: tuple[TokenLog, ...] = ()
     tokens: int = 0
@@ -262,7 +263,7 @@ async def _answer(plan: _Plan, state: ServerState) -> bytes:
         async for pieces in stream:
             for number, piece in pieces:
                 choice = plan.choices[number]
-                choice.text += piece.text
+                choice.text.add(piece.text)
                 choice.logs += piece.logs
                 choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
                 choice.tokens, choice.stop = piece.tokens, piece.stop
@@ -279,7 +280,7 @@ def _encode_body(plan: _Plan) -> bytes:
         "choices": [
             {
                 "index": index,
-                "text": choice.prefix + ("" if plan.drop_generated else choice.text),
+                "text": choice.prefix + ("" if plan.drop_generated else choice.text.text),
                 "logprobs": plan.logprobs(choice, choice.logs, first=True),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop,

@@ -57,6 +57,32 @@ class ArgumentsPart:
     text: str
 
 
+class GrowingText:
+    """A text that grows by pieces, which are joined when it is read: to add to a text would copy it for each token.
+
+    Args:
+        text: Its first piece.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self._pieces = [text]
+
+    def add(self, piece: str) -> None:
+        """Adds to the end.
+
+        Args:
+            piece: The text.
+        """
+        self._pieces.append(piece)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
+
+
 AnswerPart: TypeAlias = ContentPart | ReasoningPart | ToolCallPart | ArgumentsPart
 
 

@@ -28,7 +28,7 @@ class DeepSeekParser(CallParser):
         Args:
             cut: Whether the answer was cut off.
         """
-        parts: list[AnswerPart] = []
+        parts = self._take(last=True)
         if self._state == "text":
             # a mark that was cut off is no text
             partial = held_length(self._buffer, (CALLS_BEGIN, CALLS_END, CALL_BEGIN)) if cut else 0

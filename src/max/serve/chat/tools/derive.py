@@ -21,7 +21,7 @@ from max.serve.chat.tools.layout import (
     words,
 )
 from max.serve.chat.tools.probe import Render, TemplateUse, render_probe
-from max.serve.chat.tools.pythonic import end_of_call
+from max.serve.chat.tools.pythonic import CallEnd
 from max.serve.chat.tools.values import bare_object_end
 
 _MARK = re.compile(r"[^\w\s.,;:'\"(){}]")
@@ -168,7 +168,7 @@ def _find_unit(text: str, name: str, start: int) -> _Unit | None:
     after = text[at + len(name) :]
     span = (at, at + len(name))
     if re.match(r"\(\s*" + probe.KEYS[0] + r"\s*=", after):
-        size = end_of_call(text[at:])
+        size = CallEnd().take(text[at:])
         return None if size is None else _Unit(at, span, span, at + size, Style.PYTHON)
     if re.match(r"\s*\{\s*" + probe.KEYS[0] + r"\s*:", after):
         begin = text.index("{", span[1])

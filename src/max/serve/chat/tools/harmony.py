@@ -41,7 +41,7 @@ class HarmonyParser(BufferedParser):
         Args:
             cut: Whether the answer was cut off.
         """
-        parts: list[AnswerPart] = []
+        parts = self._take(last=True)
         if self._kind is not None:
             partial = held_length(self._buffer, _ENDS) if cut else 0
             self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])

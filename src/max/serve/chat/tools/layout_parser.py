@@ -20,10 +20,10 @@ from max.serve.chat.tools.layout import (
     run_end,
 )
 from max.serve.chat.tools.marks import CallParser, first_mark, held_length
-from max.serve.chat.tools.pythonic import end_of_call, parsed_call
+from max.serve.chat.tools.pythonic import CallEnd, parsed_call
 from max.serve.chat.tools.values import (
+    BareObjectEnd,
     bare_object,
-    bare_object_end,
     element_value,
     typed_value,
     types_of,
@@ -61,6 +61,9 @@ class LayoutParser(CallParser):
         self._state = "text"
         self._name = ""
         self._keys: list[str] = []
+        self._call_end: CallEnd | BareObjectEnd | None = None
+        self._read: list[str] = []
+        """The text of the arguments, before the buffer."""
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         """The parts that were held back; what has arrived of a mark or of a call's head is dropped.
@@ -169,6 +172,7 @@ class LayoutParser(CallParser):
         while at < len(self._buffer) and self._buffer[at].isspace():
             at += 1
         if at == len(self._buffer):
+            self._needs_text = True
             raise _Wait
         return at
 
@@ -208,6 +212,7 @@ class LayoutParser(CallParser):
         start, close = self._key_marks
         at = self._buffer.find(start, end)
         if at < 0:
+            self._await(start)
             return
         key = self._buffer[end:at].strip()
         stop = self._buffer.find(close, at + len(start)) if close else at + len(start)
@@ -241,6 +246,7 @@ class LayoutParser(CallParser):
         followers = [each[0] for each in (self._key, self._tail, self._section_end) if each]
         if not (self._tail or self._section_end):
             followers = [""]
+        after: str | None = None
         while (at := self._buffer.find(mark, at)) >= 0:
             end = at + len(mark)
             after = self._buffer[end:].lstrip()
@@ -248,6 +254,8 @@ class LayoutParser(CallParser):
                 return at, end
             # the mark is part of the value, or what follows it has not come
             at = end
+        if after is None or not any(each.startswith(after) for each in followers):
+            self._await(mark)
         return None
 
     def _value(self, key: str, text: str, mark: str) -> Any:
@@ -267,22 +275,31 @@ class LayoutParser(CallParser):
 
     def _python(self, parts: list[AnswerPart]) -> None:
         # the head has the bracket, and any name makes this a call
-        text = f"f({self._buffer}"
-        end = end_of_call(text)
+        if not isinstance(self._call_end, CallEnd):
+            self._call_end, self._read = CallEnd(), ["f("]
+            self._call_end.take("f(")
+        end = self._call_end.take(self._buffer)
+        self._read.append(self._buffer[:end])
+        self._buffer = "" if end is None else self._buffer[end:]
         if end is None:
             return
-        call = parsed_call(text[:end])
-        self._buffer = text[end:]
+        call = parsed_call("".join(self._read))
+        self._call_end = None
         self._finish_call(parts, call[1] if call else {})
 
     def _bare(self, parts: list[AnswerPart]) -> None:
         mark = self._value_end
         # the head has the brace
-        end = bare_object_end("{" + self._buffer, mark)
-        if end is None:
+        if not isinstance(self._call_end, BareObjectEnd):
+            self._call_end, self._read = BareObjectEnd(mark), ["{"]
+            self._call_end.take("{")
+        end = self._call_end.take(self._buffer)
+        self._read.append(self._buffer[:end])
+        self._buffer = self._buffer[end:]
+        if not self._call_end.done:
             return
-        value = bare_object("{" + self._buffer[: end - 1], mark)
-        self._buffer = self._buffer[end - 1 :]
+        value = bare_object("".join(self._read), mark)
+        self._call_end = None
         self._finish_call(parts, value or {})
 
     def _finish_call(self, parts: list[AnswerPart], values: dict[str, Any]) -> None:

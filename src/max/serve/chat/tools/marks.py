@@ -34,6 +34,11 @@ class BufferedParser:
 
     def __init__(self) -> None:
         self._buffer = ""
+        self._late: list[str] = []
+        """Text after the buffer, which changes nothing before more has come: to add each piece would copy all."""
+        self._awaited = self._seen = ""
+        self._needs_text = False
+        """Whether space changes nothing."""
 
     def push(self, text: str) -> Sequence[AnswerPart]:
         """Adds text, and returns the parts that are certain.
@@ -41,8 +46,20 @@ class BufferedParser:
         Args:
             text: The new text.
         """
-        self._buffer += text
+        self._late.append(text)
+        if self._awaited:
+            end = self._seen + text
+            self._seen = end[max(len(end) - len(self._awaited) + 1, 0) :]
+            if self._awaited not in end:
+                return []
+        elif text.isspace() and (self._needs_text or self._buffer.isspace()):
+            return []  # more of the space that waits for what follows
         return self._take(last=False)
+
+    def _await(self, mark: str) -> None:
+        """Leaves text alone until a mark is whole, of which the buffer has a part at most; empty: any text is read."""
+        self._awaited = mark
+        self._seen = self._buffer[max(len(self._buffer) - len(mark) + 1, 0) :] if mark else ""
 
     def _take(self, last: bool) -> list[AnswerPart]:
         """The parts in the buffer that are certain.
@@ -50,6 +67,10 @@ class BufferedParser:
         Args:
             last: Whether the answer has ended.
         """
+        self._buffer += "".join(self._late)
+        self._late.clear()
+        self._await("")
+        self._needs_text = False
         parts: list[AnswerPart] = []
         while self._step(parts, last):
             pass
@@ -102,7 +123,7 @@ class CallParts:
     def __init__(self) -> None:
         self.calls = 0
         """The number of calls that have begun."""
-        self._space = ""
+        self._space: list[str] = []
 
     def begin(self, name: str) -> ToolCallPart:
         """The start of a call.
@@ -111,7 +132,7 @@ class CallParts:
             name: The tool.
         """
         self.calls += 1
-        self._space = ""
+        self._space = []
         return ToolCallPart(self.calls - 1, f"call_{secrets.token_hex(12)}", name)
 
     def arguments(self, text: str) -> ArgumentsPart:
@@ -124,14 +145,17 @@ class CallParts:
 
     def content(self, text: str) -> list[AnswerPart]:
         """Content; space at its end is held back, as space before a call is dropped."""
-        text = self._space + text
         bare = text.rstrip()
-        self._space = text[len(bare) :]
-        return [ContentPart(bare)] if bare else []
+        if not bare:
+            self._space.append(text)
+            return []
+        whole = "".join((*self._space, bare))
+        self._space = [text[len(bare) :]]
+        return [ContentPart(whole)]
 
     def finish(self) -> list[AnswerPart]:
         """The space that was held back, if there was no call."""
-        space, self._space = self._space, ""
+        space, self._space = "".join(self._space), []
         return [ContentPart(space)] if space and not self.calls else []
 
 

@@ -67,7 +67,7 @@ class ToolParser(BufferedParser):
         self._announced = False
         self._calls = 0
         self._begun = False  # whether content was returned: calls without a trigger come first
-        self._space = ""  # space before a trigger belongs to the call
+        self._space: list[str] = []  # space before a trigger belongs to the call
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         """The parts that were held back; what has arrived of a call's marks is dropped.
@@ -87,8 +87,8 @@ class ToolParser(BufferedParser):
                 parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)]
             )
         self._buffer, self._scanner, self._calling = "", None, False
-        if self._space and not self._calls:
-            parts.append(ContentPart(self._space))
+        if (space := "".join(self._space)) and not self._calls:
+            parts.append(ContentPart(space))
         return parts
 
     def _step(self, parts: list[AnswerPart], last: bool) -> bool:
@@ -188,12 +188,13 @@ class ToolParser(BufferedParser):
 
     def _content(self, parts: list[AnswerPart], text: str) -> None:
         """Adds content; space at its end is held back, as space before a call is dropped."""
-        text = self._space + text
         bare = text.rstrip()
-        self._space = text[len(bare) :]
-        if bare:
-            self._begun = True
-            parts.append(ContentPart(bare))
+        if not bare:
+            self._space.append(text)
+            return
+        self._begun = True
+        parts.append(ContentPart("".join((*self._space, bare))))
+        self._space = [text[len(bare) :]]
 
 
 def _begins_call(text: str) -> bool:

@@ -19,6 +19,7 @@ _NAME = re.compile(r"[A-Za-z_][0-9A-Za-z_.]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _BREAKS = {"\n": "\\n", "\r": "\\r"}
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
+_BETWEEN = " \t\r\n,"
 
 
 class PythonicParser(BufferedParser):
@@ -32,6 +33,9 @@ class PythonicParser(BufferedParser):
         self._mark = ""  # the text before the first call; content if there is no call
         self._state = "begin"
         self._parts = CallParts()
+        self._open: CallEnd | None = None
+        self._read: list[str] = []
+        """The text of the open call, before the buffer."""
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         """The parts that were held back.
@@ -41,7 +45,7 @@ class PythonicParser(BufferedParser):
         """
         parts = self._take(last=True)
         if not self._parts.calls and not (cut and self._state == "calls"):
-            parts += self._parts.content(self._mark + self._buffer)
+            parts += self._parts.content("".join((self._mark, *self._read, self._buffer)))
         self._buffer = ""
         return [*parts, *self._parts.finish()]
 
@@ -82,47 +86,64 @@ class PythonicParser(BufferedParser):
         return True
 
     def _call(self, parts: list[AnswerPart]) -> bool:
-        text = self._buffer.lstrip(" \t\r\n,")
-        if text.startswith("]"):
-            self._buffer, self._state = text[1:], "after"
-            return True
-        end = end_of_call(text)
+        if self._open is None:
+            text = self._buffer.lstrip(_BETWEEN)
+            if text.startswith("]"):
+                self._buffer, self._state = text[1:], "after"
+                return True
+            if not text:
+                return False
+            self._read = [self._buffer[: len(self._buffer) - len(text)]]
+            self._buffer, self._open = text, CallEnd()
+        end = self._open.take(self._buffer)
+        self._read.append(self._buffer[:end])
+        self._buffer = "" if end is None else self._buffer[end:]
         if end is None:
             return False
-        call = parsed_call(text[:end])
+        text = "".join(self._read)
+        self._open, self._read = None, []
+        call = parsed_call(text.lstrip(_BETWEEN))
         if call is None:
             # calls that were returned stay; the rest is content
-            self._buffer, self._mark = self._mark + self._buffer, ""
+            self._buffer, self._mark = self._mark + text + self._buffer, ""
             self._state = "text"
             return True
         self._mark = ""
         parts.append(self._parts.begin(call[0]))
         parts.append(self._parts.arguments(json.dumps(call[1], ensure_ascii=False)))
-        self._buffer = text[end:]
         return True
 
 
-def end_of_call(text: str) -> int | None:
-    """The length of the call that a text starts with; None if it is not complete."""
-    closing: list[str] = []
-    quote, escaped = "", False
-    for place, character in enumerate(text):
-        if quote:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character == quote:
-                quote = ""
-        elif character in "\"'":
-            quote = character
-        elif character in _PAIRS:
-            closing.append(_PAIRS[character])
-        elif closing and character == closing[-1]:
-            closing.pop()
-            if not closing:
-                return place + 1
-    return None
+class CallEnd:
+    """Finds the end of a call while its text arrives; each character is read once."""
+
+    def __init__(self) -> None:
+        self._closing: list[str] = []
+        self._quote, self._escaped = "", False
+
+    def take(self, text: str) -> int | None:
+        """The length of the text up to the end of the call; None if the call goes on.
+
+        Args:
+            text: The next text.
+        """
+        for place, character in enumerate(text):
+            if self._quote:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == self._quote:
+                    self._quote = ""
+            elif character in "\"'":
+                self._quote = character
+            elif character in _PAIRS:
+                self._closing.append(_PAIRS[character])
+            elif self._closing and character == self._closing[-1]:
+                self._closing.pop()
+                if not self._closing:
+                    return place + 1
+        return None
 
 
 def parsed_call(text: str) -> tuple[str, dict[str, Any]] | None:

@@ -116,6 +116,45 @@ def literal(text: str) -> Any:
         return _NO_VALUE
 
 
+class BareObjectEnd:
+    """Finds the end of an object whose keys have no quotes while its text arrives; each character is read once.
+
+    Args:
+        mark: What stands on both sides of a text within the object.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._depth, self._in_text = 0, False
+        self.done = False
+        """Whether the object has ended."""
+
+    def take(self, text: str) -> int:
+        """The length of the text that is read: up to the end of the object, or to what may be the part of a mark.
+
+        Args:
+            text: The next text, after what was read; the first begins with a brace.
+        """
+        mark, at = self._mark, 0
+        while at < len(text):
+            if self._in_text:
+                end = text.find(mark, at)
+                if end < 0:
+                    return max(at, len(text) - len(mark) + 1)
+                at, self._in_text = end + len(mark), False
+            elif mark and text.startswith(mark, at):
+                at, self._in_text = at + len(mark), True
+            elif mark and len(text) - at < len(mark) and mark.startswith(text[at:]):
+                return at
+            else:
+                self._depth += (text[at] in "{[") - (text[at] in "}]")
+                at += 1
+                if self._depth == 0 and text[at - 1] in "}]":
+                    self.done = True
+                    return at
+        return at
+
+
 def bare_object_end(text: str, mark: str) -> int | None:
     """The length of the object that a text starts with; None if it goes on.
 
@@ -123,25 +162,9 @@ def bare_object_end(text: str, mark: str) -> int | None:
         text: The text, from the opening brace on.
         mark: What stands on both sides of a text within the object.
     """
-    depth, at = 0, 0
-    while at < len(text):
-        if mark and text.startswith(mark, at):
-            end = text.find(mark, at + len(mark))
-            if end < 0:
-                return None
-            at = end + len(mark)
-            continue
-        # the mark may have come in part
-        if mark and mark.startswith(text[at:]):
-            return None
-        if text[at] in "{[":
-            depth += 1
-        elif text[at] in "}]":
-            depth -= 1
-            if depth == 0:
-                return at + 1
-        at += 1
-    return None
+    end = BareObjectEnd(mark)
+    size = end.take(text)
+    return size if end.done else None
 
 
 def bare_object(text: str, mark: str) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from max.serve.requests.parts import (
     AnswerPart,
     ArgumentsPart,
     ContentPart,
+    GrowingText,
     ReasoningPart,
     ToolCallPart,
 )
@@ -45,6 +46,8 @@ class ResponseWriter:
         self._sequence = -1
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None
+        self._text = GrowingText()
+        """That of the open item, which has it when it is shown."""
         self._kind = ""
         namespaced = [tool for tool in body.tools or () if tool.type == "namespace"]
         self._namespaces = tools_of(namespaced, is_auto=True)[1]
@@ -75,7 +78,7 @@ class ResponseWriter:
         # no event ends the open item
         if status in ("cancelled", "failed") and self._open is not None:
             self._open["status"] = "incomplete"
-        response = {**self.response(None), "status": status, "output": self._items}
+        response = {**self.response(None), "status": status, "output": self._output}
         return {**response, "error": self._error} if status == "failed" else response
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -115,7 +118,7 @@ class ResponseWriter:
         # clients know a few codes only
         codes = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
         code = codes.get(error.status, "server_error")
-        response = {**self.response(None), "status": "failed", "output": self._items}
+        response = {**self.response(None), "status": "failed", "output": self._output}
         response["error"] = self._error = {"code": code, "message": error.message}
         return self.event("response.failed", response=response)
 
@@ -176,25 +179,24 @@ class ResponseWriter:
         match part:
             case ContentPart(text):
                 begin = self._begin("message")
-                item = self._item()
-                item["content"][0]["text"] += text
+                self._text.add(text)
                 logs = self._next_logs()
-                item["content"][0]["logprobs"] += logs
+                self._item()["content"][0]["logprobs"] += logs
                 place = self._place(content_index=0)
                 return begin + self.event(
                     "response.output_text.delta", **place, delta=text, logprobs=logs
                 )
             case ReasoningPart(text):
                 begin = self._begin("reasoning")
-                field, index, kind, _ = self._reasoning_form
-                self._item()[field][0]["text"] += text
+                self._text.add(text)
+                _, index, kind, _ = self._reasoning_form
                 place = self._place(**{index: 0})
                 return begin + self.event(f"response.{kind}.delta", **place, delta=text)
             case ToolCallPart(index, call_id, name):
                 return self._begin(f"call {index}", call_id, name)
             case ArgumentsPart(_, text):
                 custom = self._item()["type"] == "custom_tool_call"
-                self._item()["input" if custom else "arguments"] += text
+                self._text.add(text)
                 kind = "custom_tool_call_input" if custom else "function_call_arguments"
                 return self.event(f"response.{kind}.delta", **self._place(), delta=text)
 
@@ -203,6 +205,7 @@ class ResponseWriter:
         item = self._open
         if item is None:
             return b""
+        self._set_text(item)
         cut = finish_reason in ("length", "cancelled")
         item["status"] = "incomplete" if cut else "completed"
         place = self._place()
@@ -236,6 +239,25 @@ class ResponseWriter:
         )
         self._open, self._kind = None, ""
         return data
+
+    @property
+    def _output(self) -> list[dict[str, Any]]:
+        """The items, as they are now."""
+        if self._open is not None:
+            self._set_text(self._open)
+        return self._items
+
+    def _set_text(self, item: dict[str, Any]) -> None:
+        """Gives the open item its text."""
+        match item["type"]:
+            case "function_call":
+                item["arguments"] = self._text.text
+            case "custom_tool_call":
+                item["input"] = self._text.text
+            case "reasoning":
+                item[self._reasoning_form[0]][0]["text"] = self._text.text
+            case _:
+                item["content"][0]["text"] = self._text.text
 
     @property
     def _reasoning_form(self) -> tuple[str, str, str, str]:
@@ -296,7 +318,7 @@ class ResponseWriter:
         if part is not None:
             # the item's part grows, that of the event does not
             item[field] = [{name: [] if value == [] else value for name, value in part.items()}]
-        self._open = item
+        self._open, self._text = item, GrowingText()
         self._items.append(item)
         data = ended + self.event(
             "response.output_item.added", output_index=len(self._items) - 1, item=shown
