@@ -233,7 +233,7 @@ class Transformer(Module):
         self, h: TensorValue, return_n_logits: TensorValue, input_row_offsets: TensorValue
     ) -> tuple[TensorValue, ...]:
         if self.return_logits is ReturnLogits.VARIABLE:
-            rows, offsets = last_rows(input_row_offsets, return_n_logits)
+            rows, offsets = self._last_rows(input_row_offsets, return_n_logits)
             # the output layer is read once: the last row of each sequence is one of these rows
             logits = self._logits(ops.gather(h, rows, axis=0))
             return (
@@ -246,6 +246,12 @@ class Transformer(Module):
         if self.return_logits is ReturnLogits.ALL:
             return last, self._logits(h), input_row_offsets
         return (last,)
+
+    def _last_rows(
+        self, input_row_offsets: TensorValue, return_n_logits: TensorValue
+    ) -> tuple[TensorValue, TensorValue]:
+        """The rows with logits for `ReturnLogits.VARIABLE`, and the first row of each sequence in them."""
+        return last_rows(input_row_offsets, return_n_logits)
 
     def _logits(self, h: TensorValue) -> TensorValue:
         logits = ops.cast(self.lm_head(self.norm(h)), DType.float32)
@@ -268,18 +274,31 @@ def last_rows(
 
     If a sequence has fewer new tokens, its first token is repeated.
     """
-    # the count is in the host's memory, as the size of the ranges
-    device = input_row_offsets.device
+    # the count is in the host's memory, as the size of the range
     number = ops.cast(count, DType.int64)[0]
+    each = Dim("return_n_logits_range")
+    places = ops.range(0, number, 1, out_dim=each, dtype=DType.int64, device=DeviceRef.CPU())
+    return rows_of_places(input_row_offsets, ops.transfer_to(places, input_row_offsets.device))
+
+
+def rows_of_places(
+    input_row_offsets: TensorValue, places: TensorValue
+) -> tuple[TensorValue, TensorValue]:
+    """As `last_rows`, where the count is a size, which is known without a read of the host.
+
+    Args:
+        input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
+        places: The numbers from 0 on, as many as rows of each sequence, int64 ``[n]``, on the same device.
+    """
+    device, each = input_row_offsets.device, places.shape[0]
     bounds = ops.cast(input_row_offsets, DType.int64)
     batch = input_row_offsets.shape[0] - 1
-    each = Dim("return_n_logits_range")
-    steps = ops.range(0, number, 1, out_dim=each, dtype=DType.int64, device=DeviceRef.CPU())
+    number = TensorValue(each)
     first = ops.reshape(bounds[:-1], [batch, 1])
     ends = ops.reshape(bounds[1:], [batch, 1])
-    steps = ops.transfer_to(ops.reshape(steps, [1, each]), device)
+    steps = ops.reshape(places, [1, each])
     rows = ops.max(ends - ops.transfer_to(number, device) + steps, first)  # [batch, each]
-    # each sequence has `number` rows, so that their offsets are its multiples
+    # each sequence has as many rows, so that their offsets are multiples
     sequences = ops.range(
         0, TensorValue(batch) + 1, 1, out_dim=batch + 1, dtype=DType.int64, device=DeviceRef.CPU()
     )

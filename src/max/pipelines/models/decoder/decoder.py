@@ -24,7 +24,7 @@ from max.nn.layers.embedding import Embedding
 from max.nn.layers.linear import Linear
 from max.nn.transformer import ReturnLogits, Transformer
 from max.nn.transformer._same_form import groups_of_same_form
-from max.nn.transformer.transformer import weight_prefix
+from max.nn.transformer.transformer import rows_of_places, weight_prefix
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.block import Block, DecoderBlock
 from max.pipelines.models.blocks.mixer import Mixer, Site
@@ -204,8 +204,8 @@ class Decoder(Transformer):
         Args:
             tokens: Integers ``[total_seq_len]``.
             kv_collection: The cache; keys and values of the tokens are written to it.
-            return_n_logits: The number of last tokens whose logits are returned for `ReturnLogits.VARIABLE`, int64
-                ``[1]``.
+            return_n_logits: For `ReturnLogits.VARIABLE` the numbers 0, 1, …, as many as last tokens of each sequence
+                have logits, int64 ``[n]``.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
             embedded: Hidden states float32 ``[n, hidden_size]`` in place of those of some tokens, and their rows int64
                 ``[n]``; None: all are those of the tokens.
@@ -245,6 +245,11 @@ class Decoder(Transformer):
         if NORMED_STATE in self.config.stored_states:
             self._store_state(self.norm(h), kv_collection, input_row_offsets)
         return self._outputs(h, return_n_logits, input_row_offsets)
+
+    def _last_rows(
+        self, input_row_offsets: TensorValue, return_n_logits: TensorValue
+    ) -> tuple[TensorValue, TensorValue]:
+        return rows_of_places(input_row_offsets, return_n_logits)
 
     def _embedded_tokens(self, tokens: TensorValue, positions: TensorValue | None) -> TensorValue:
         """The hidden states of tokens, float32 ``[total_seq_len, hidden_size]``."""

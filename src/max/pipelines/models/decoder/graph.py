@@ -5,8 +5,9 @@ Inputs, in this order (``batch``, ``total_seq_len``, … are symbols; see `input
 ==================  ============================  ==============================================
 tokens              si64 ``[total_seq_len]``      the new tokens of all sequences, concatenated
 input_row_offsets   u32 ``[batch + 1]``           offset of each sequence in ``tokens``
-return_n_logits     si64 ``[1]``, on the CPU      for ``ReturnLogits.VARIABLE``: the number of
-                                                  last tokens per sequence; else unused
+return_n_logits     si64 ``[n]``                  for ``ReturnLogits.VARIABLE``: 0, 1, …, as many as
+                                                  last tokens of each sequence have logits; else
+                                                  ``[1]`` on the CPU, unused
 blocks              buffer, the cache's dtype     ``[pages, 2, layers, page_size, kv_heads,
                                                   head_dim]``, updated in place; of latents
                                                   ``[pages, 1, layers, page_size, 1, size]``;
@@ -73,6 +74,7 @@ def input_types(
     kv_params: KVCacheParams,
     with_sampling: bool = False,
     *,
+    return_logits: ReturnLogits = ReturnLogits.LAST_TOKEN,
     devices: Sequence[DeviceRef] = (),
     with_embeddings: bool = False,
     adapters: sites.AdapterSites | None = None,
@@ -83,6 +85,7 @@ def input_types(
         config: The shape of the model.
         kv_params: The shape of its KV cache.
         with_sampling: Whether the graph picks the next tokens.
+        return_logits: Which tokens' logits are returned.
         devices: Where it runs; the CPU by default.
         with_embeddings: Whether hidden states may replace those of some tokens.
         adapters: The products that take adapters; None: there are none.
@@ -93,10 +96,13 @@ def input_types(
         sizes = ["embedded_rows", config.hidden_size]
         embeddings = TensorType(DType.float32, sizes, device)
         rows = TensorType(DType.int64, ["embedded_rows"], device)
+    # a size, not a value: the host reads no value while the graph runs, which so is one segment
+    places = TensorType(DType.int64, ["return_n_logits"], device)
+    unused = TensorType(DType.int64, [1], DeviceRef.CPU())
     return StepRecord(
         tokens=TensorType(DType.int64, ["total_seq_len"], device),
         input_row_offsets=TensorType(DType.uint32, [Dim("batch") + 1], device),
-        return_n_logits=TensorType(DType.int64, [1], DeviceRef.CPU()),
+        return_n_logits=places if return_logits is ReturnLogits.VARIABLE else unused,
         cache=paged_cache_types(kv_params, config.num_cached_layers, device, "batch", others),
         embeddings=embeddings,
         embedding_rows=rows,
@@ -183,6 +189,7 @@ def build_graph(
         config,
         kv_params,
         with_sampling,
+        return_logits=return_logits,
         devices=devices,
         with_embeddings=with_embeddings,
         adapters=sites,

@@ -60,7 +60,7 @@ class DecoderInputs(ModelInputs):
     Args:
         tokens: The new tokens of all requests, int64 ``[total_seq_len]``.
         input_row_offsets: The offset of each request in ``tokens``, uint32 ``[batch + 1]``.
-        return_n_logits: The number of last tokens whose logits are returned, int64 ``[1]``.
+        return_n_logits: As the graph takes it (`max.pipelines.models.decoder.graph`).
         kv_cache_inputs: The cache.
     """
 
@@ -164,13 +164,14 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         head = copy.copy(self)
         head._adapters = None
         head.samples_in_graph = True
+        head.return_logits = ReturnLogits.LAST_TOKEN
         head.model = load_decoder_graph(
             self.session,
             source.kind,
             source.config,
             self._cache_params(source.config),
             self.dtype,
-            ReturnLogits.LAST_TOKEN,
+            head.return_logits,
             source.weights,
             devices=self.devices,
             with_sampling=True,
@@ -334,11 +335,12 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         if not context_batch or kv_cache_inputs is None:
             raise ValueError(f"{type(self).__name__}: a step needs requests and a KV cache")
         tokens, offsets = ragged_tokens([context.next_tokens for context in context_batch])
+        if self.return_logits is ReturnLogits.VARIABLE:
+            count = self.on_device(np.arange(return_n_logits, dtype=np.int64))
+        else:
+            count = Tensor.from_numpy(np.array([return_n_logits], np.int64))
         inputs = DecoderInputs(
-            self.on_device(tokens),
-            self.on_device(offsets),
-            Tensor.from_numpy(np.array([return_n_logits], np.int64)),
-            kv_cache_inputs,
+            self.on_device(tokens), self.on_device(offsets), count, kv_cache_inputs
         )
         if self._adapters is not None:
             scales = np.array([context.adapter_scale for context in context_batch], np.float32)

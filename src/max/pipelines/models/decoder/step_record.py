@@ -19,7 +19,7 @@ class StepRecord(Generic[T]):
     Args:
         tokens: The new tokens.
         input_row_offsets: The offset of each sequence in ``tokens``.
-        return_n_logits: The number of last tokens whose logits are returned.
+        return_n_logits: How many last tokens have logits.
         cache: The tensors of the cache.
         embeddings: Hidden states that replace those of some tokens, such as of an image; None: the graph takes none.
         embedding_rows: The rows of ``tokens`` that they replace.
