@@ -259,7 +259,9 @@ class Server:
         inputs: list[Array] = [
             np.concatenate([np.asarray(tokens, np.int64) for tokens in batch.values()]),
             offsets,
-            np.arange(n) if self.return_logits is ReturnLogits.VARIABLE else np.array([n], np.int64),
+            np.arange(n)
+            if self.return_logits is ReturnLogits.VARIABLE
+            else np.array([n], np.int64),
             *self.blocks[0],
             np.array(cached, np.uint32),
             first,

@@ -14,6 +14,7 @@ from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerati
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.batch_pipeline import limits_of
+from max.pipelines.generation.drafts.draft_model import ModelDrafter
 from max.pipelines.generation.drafts.rejection import kept_tokens, sampled_logits
 from max.pipelines.generation.engine import Engine
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
@@ -311,3 +312,42 @@ def test_what_is_refused(smaller, tmp_path) -> None:
     assert config.draft_model_config.model_path == str(smaller)
     assert config.speculative_method.value == "standalone"
     assert PipelineConfig(model_path=TINY, draft_model=None).draft_model_config is None
+
+
+def test_drafts_are_what_the_smaller_model_writes(drafting, smaller, monkeypatch) -> None:
+    """Inputs of earlier calls are used again, also after wrong tokens: each draft is that of a pipeline of its own."""
+    drafts: list[tuple[list[int], list[int]]] = []
+    propose = ModelDrafter.propose_all
+
+    def recorded(self, contexts, most):
+        found = propose(self, contexts, most)
+        drafts.extend(
+            (one.all_tokens.tolist(), list(own)) for one, own in zip(contexts, found, strict=True)
+        )
+        return found
+
+    monkeypatch.setattr(ModelDrafter, "propose_all", recorded)
+    contexts = [
+        TextContext(
+            tokens=drafting.tokenizer.encode_now(text), max_length=LENGTH,
+            sampling_params=SamplingParams(top_k=1, ignore_eos=True, max_new_tokens=40),
+        )
+        for text in ("Once upon a time there was a cat", "The colors of the rainbow are")
+    ]  # fmt: skip
+    for one in contexts:
+        texts(drafting, [one])
+    config = PipelineConfig(
+        model_path=smaller, quantization_encoding="float32", max_length=LENGTH, max_batch_size=8,
+        max_num_steps=1,
+    )  # fmt: skip
+    own = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+    chosen = drafts[:: max(len(drafts) // 24, 1)]
+    alone = [
+        TextContext(
+            tokens=tokens, max_length=len(tokens) + len(drafted),
+            sampling_params=SamplingParams(top_k=1, ignore_eos=True),
+        )
+        for tokens, drafted in chosen
+    ]  # fmt: skip
+    lengths = {len(drafted) for _, drafted in chosen}
+    assert texts(own, alone) == [drafted for _, drafted in chosen] and max(lengths) == 4

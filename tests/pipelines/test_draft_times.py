@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from max.pipelines.generation.drafts.lengths import DraftingSeconds, StepSeconds
+from max.interfaces import RequestID
+from max.pipelines.generation.drafts.lengths import (
+    LONGEST_RUN,
+    REST_STEPS,
+    DraftingSeconds,
+    DraftLengths,
+    StepSeconds,
+)
 
 
 @pytest.mark.parametrize(("once", "each"), [(0.8, 0.4), (0.0, 0.5), (2.0, 0.0)])
@@ -82,3 +89,23 @@ def test_times_that_differ_in_truth_are_told_apart() -> None:
         times.record(1, 3, 12.0)
     assert times.of(1, 3) == pytest.approx(12.0, rel=0.05)
     assert times.plain(1) == pytest.approx(10.0, rel=0.05)
+
+
+def test_calls_without_drafts_grow_and_stop_at_a_draft() -> None:
+    """The more steps had no draft, the more a call has; with drafts, and to measure a plain step, it has one."""
+    lengths, key = DraftLengths(8), RequestID()
+    assert lengths.plain_steps(1) == 1, "nothing is measured"
+    counts = list[int | None]()
+    for _ in range(20):
+        steps = lengths.plain_steps(1)
+        assert steps is not None
+        counts.append(steps)
+        lengths.step([key], 0, 0, 1.0, steps)
+    rests = np.cumsum([0, *counts[:-1]])
+    assert counts == [1 + rest // REST_STEPS for rest in rests] and counts[-1] > 2
+    for _ in range(LONGEST_RUN):
+        lengths.step([key], 3, 3, 1.1)
+        assert lengths.plain_steps(1) == 1
+    assert not lengths.may_draft(1)
+    lengths._credit = -0.1
+    assert lengths.plain_steps(1) is None, "the draft has to wait anyway"

@@ -190,6 +190,32 @@ def test_texts_are_those_without_drafts(plain, drafting, seed: int) -> None:
     assert drafted > accepted > before and not drafting.replicas[0].drafts.lengths._shares
 
 
+def test_calls_have_several_steps_while_nothing_is_drafted(plain, monkeypatch) -> None:
+    """Without credit a pipeline with drafts runs as one without: several steps in one call."""
+    pipeline = pipeline_of(4, max_num_steps=8)
+    lengths = DraftLengths(4)
+    lengths._credit = 0.0
+    monkeypatch.setattr(pipeline.replicas[0].drafts, "lengths", lengths)
+    monkeypatch.setattr("max.pipelines.generation.drafts.lengths.ALLOWANCE", 0.0)
+    params = SamplingParams(top_k=1, ignore_eos=True)
+    tokens = plain.tokenizer.encode_now("What is the capital of Norway?")
+    one, other = (
+        TextContext(
+            tokens=tokens, max_length=len(tokens) + 64, ignore_eos=True, sampling_params=params
+        )
+        for _ in range(2)
+    )
+    engine = Engine(pipeline, limits_of(pipeline))
+    engine.submit(one)
+    calls = 0
+    while not engine.idle:
+        engine.step()
+        calls += 1
+    assert [one.generated_tokens.tolist()] == generated(plain, [other])
+    # the prompt, then eight steps in a call
+    assert calls == 1 + -(-63 // 8) and pipeline.draft_counts == (0, 0)
+
+
 def test_fewer_steps(plain, drafting, monkeypatch) -> None:
     counts = []
     for pipeline in (plain, drafting):

@@ -14,6 +14,7 @@ from max.interfaces import RequestID, SamplingParams, TextGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation import replica as replica_module
+from max.pipelines.generation.steps.reusable_inputs import BatchInputs
 from max.pipelines.sampling.inputs import SamplingInputs
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -130,6 +131,9 @@ class NoDrafts:
 
     def drop(self, batch: Any) -> None:
         self.dropped += 1
+
+    def plain_steps(self, batch: Any, most: int) -> int:
+        return most
 
     def rows(self, batch: Any) -> None:
         return None
@@ -345,13 +349,18 @@ def test_each_step_has_its_sampling_and_saves_states_first(
     """What a step samples with depends on its number; one that goes on takes the last one's, moved on."""
     monkeypatch.setattr(replica, "drafts", None)
     steps, saved = list[int](), list[Any]()
-    of = SamplingInputs.of
+    of = BatchInputs.of_sampling
 
-    def noted(batch: Any, device: Any, step: int = 0) -> Any:
+    def noted(inputs: Any, batch: Any, step: int = 0) -> Any:
         steps.append(step)
-        return of(batch, device, step)
+        made = of(inputs, batch, step)
+        expected = SamplingInputs.of(batch, CPU(), step)
+        assert [each.to_numpy().tolist() for each in made] == [
+            each.to_numpy().tolist() for each in expected
+        ]
+        return made
 
-    monkeypatch.setattr(SamplingInputs, "of", noted)
+    monkeypatch.setattr(BatchInputs, "of_sampling", noted)
     monkeypatch.setattr(replica_module, "save_states", lambda *parts: saved.append(parts))
     context = text(6, ignore_eos=True, log_probabilities=1, sampling_params=SamplingParams(top_k=1))
     assert replica.model.samples_in_graph
@@ -375,7 +384,7 @@ def test_each_step_has_its_sampling_and_saves_states_first(
     steps.clear()
     # a model that samples itself
     other = SamplesItself(replica.model)
-    other.sampling = of([context], CPU())
+    other.sampling = SamplingInputs.of([context], CPU())
     monkeypatch.setattr(replica.prompt_logits, "model_of", lambda *_: other)
     execute(pipeline, 2, context)
     assert not steps and other.runs == 2

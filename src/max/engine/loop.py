@@ -62,6 +62,11 @@ class ModelLoop:
                 )
         self._body, self._after = body, after
         self._joined = self._make()
+        self._last_offsets: tuple[tuple[Instance | None, Instance | None], NativeArray] = (
+            (None, None),
+            NativeArray.of(np.zeros(0, np.int64)),
+        )
+        """The numbers that are added to the bases, for the plans of the last run."""
 
     @staticmethod
     def supports(model: Model) -> bool:
@@ -218,13 +223,13 @@ class ModelLoop:
             tuple(set(instances[0].holes).intersection(instances[1].holes)),
         )
         bases = BaseLayout.addresses(address, tensors, [again._ptr])
-        joined.executor.run_at(
-            packed_words(bases),
-            joined.bases,
-            NativeArray.of(
-                np.concatenate([*(instance.offsets.array for instance in instances), [0]])
-            ),
-        )
+        last, offsets = self._last_offsets
+        # plans are kept: a loop has few sizes
+        if last[0] is not instances[0] or last[1] is not instances[1]:
+            parts = [instance.offsets.array for instance in instances]
+            offsets = NativeArray.of(np.concatenate([*parts, [0]]))
+            self._last_offsets = (instances[0], instances[1]), offsets
+        joined.executor.run_at(packed_words(bases), joined.bases, offsets)
         if joined.backend.is_asynchronous:
             joined.backend.synchronize()
         for linked in joined.linked:

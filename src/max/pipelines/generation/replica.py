@@ -34,7 +34,7 @@ from max.pipelines.generation.steps.decode_loop import (
 )
 from max.pipelines.generation.steps.grammar_steps import GrammarSteps
 from max.pipelines.generation.steps.prompt_logits import PromptLogits
-from max.pipelines.generation.steps.reusable_inputs import ReusableInputs
+from max.pipelines.generation.steps.reusable_inputs import BatchInputs, ReusableInputs
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.generation.steps.step_tokens import (
     append_tokens,
@@ -123,6 +123,7 @@ class Replica(Generic[TextGenerationContextType]):
         self.records_tokens = True
         """Whether the new tokens are certain, so that their pages are recorded; of drafts, the drafter does it."""
         self._reusable: ReusableInputs | None = None
+        self._batch_inputs = BatchInputs(self.cache, self._device)
 
     def calculate_num_steps(self, num_steps: int, context: TextGenerationContextType) -> int:
         """The number of steps for which a request has room.
@@ -188,16 +189,20 @@ class Replica(Generic[TextGenerationContextType]):
                 batch, self.cache.get_runtime_inputs(batch, num_steps)
             )
         if last and num_steps == 1 and not drafted and last.precedes(batch):
-            cache = cast(RaggedKVCacheInputs, last.inputs.kv_cache_inputs)
-            last.inputs.update(kv_cache_inputs=self.cache.advance(cache, batch))
+            self._update(last.inputs, batch)
             inputs = self.model.prepare_next_token_inputs(last.tokens, last.inputs)
-            if self.model.samples_in_graph:
-                sampling = cast(SamplingInputs, last.inputs.sampling)
-                inputs.update(sampling=sampling.advance(batch))
+            inputs.update(sampling=last.inputs.sampling)
             return inputs
-        cache_inputs = self.cache.get_runtime_inputs(batch, num_steps)
+        cache_inputs = self._batch_inputs.of_cache(batch, num_steps)
         # a draft of n tokens is verified by the logits before, between and after them
         return self.model.prepare_initial_token_inputs(batch, cache_inputs, drafted + 1)
+
+    def _update(self, inputs: ModelInputs, batch: list[TextGenerationContextType]) -> None:
+        """Makes the cache and the sampling parameters of inputs those of a later step of the same requests."""
+        cache = cast(RaggedKVCacheInputs, inputs.kv_cache_inputs)
+        inputs.update(kv_cache_inputs=self.cache.advance(cache, batch))
+        if self.model.samples_in_graph:
+            inputs.update(sampling=cast(SamplingInputs, inputs.sampling).advance(batch))
 
     def execute(
         self, batch: list[TextGenerationContextType], num_steps: int, enable_log_probs: bool
@@ -219,6 +224,7 @@ class Replica(Generic[TextGenerationContextType]):
         begin = time.perf_counter()
         if self.drafts is not None:
             self.drafts.drop(batch)
+            num_steps = self.drafts.plain_steps(batch, num_steps)
         num_steps = self.reserve(batch, num_steps)
         loop, grammars, constrained = self.loop, None, any(map(is_constrained, batch))
         if loop is not None and loop.usable and not enable_log_probs:
@@ -247,16 +253,17 @@ class Replica(Generic[TextGenerationContextType]):
         self._save_states(batch)
         for step in range(num_steps):
             if model.samples_in_graph and (step or model_inputs.sampling is None):
-                device = self._device
-                model_inputs.update(sampling=SamplingInputs.of(batch, device, step))
+                model_inputs.update(sampling=self._batch_inputs.of_sampling(batch, step))
             outputs = model.execute(model_inputs)
             if rows is not None and self.drafts is not None:
                 verified = self.drafts.verified_tokens(rows, outputs, batch, self._device)
                 rows.keep_branches(self.cache)
-            if rows is not None and rows.all_drafted:
+            if rows is None or not rows.all_drafted:
+                tokens = self._next_tokens(outputs, batch, step, masks)
+            elif enable_log_probs:
                 tokens = Tensor.from_numpy(np.array([own[-1] for own in verified], np.int64))
             else:
-                tokens = self._next_tokens(outputs, batch, step, masks)
+                break
             chosen = np.asarray(tokens.to(CPU()).to_numpy(), np.int64)
             if num_steps == 1:
                 steps.append(with_closing_tokens(chosen, batch, self._tokenizer))
@@ -280,15 +287,17 @@ class Replica(Generic[TextGenerationContextType]):
                 and model.continues_steps
             ):
                 self._reusable = ReusableInputs.of(batch, model_inputs, tokens)
-        new_tokens: list[list[int]] = np.array(steps).T.tolist()
+        new_tokens: list[list[int]] = np.array(steps).T.tolist() if steps else verified
         if rows is not None:
             new_tokens = [own or one for own, one in zip(verified, new_tokens, strict=True)]
             if enable_log_probs:
                 logs = _logs_of_drafts(rows, new_tokens, logs[0])
         rewound = () if rows is None else rewind_states(self.cache.slots, batch, verified)
-        if len(steps) == num_steps:
+        # a drafted batch runs one step, which has no others
+        count = len(steps) or 1
+        if count == num_steps:
             self._measure(batch, rows, verified, begin, num_steps)
-        return self._result(batch, new_tokens, len(steps), logs, rewound)
+        return self._result(batch, new_tokens, count, logs, rewound)
 
     def _measure(
         self,
@@ -324,9 +333,14 @@ class Replica(Generic[TextGenerationContextType]):
         """Runs a decoding batch for several steps, or until one of its sequences ends, or text is forced."""
         begin = time.perf_counter()
         self._save_states(batch)
-        model_inputs = self.inputs(batch, 1)
-        if model_inputs.sampling is None:
-            model_inputs.update(sampling=SamplingInputs.of(batch, self._device))
+        last, self._reusable = self._reusable, None
+        if last is not None and last.fits(batch):
+            # the loop replaces the tokens
+            model_inputs = last.inputs
+            self._update(model_inputs, batch)
+        else:
+            model_inputs = self.inputs(batch, 1)
+            model_inputs.update(sampling=self._batch_inputs.of_sampling(batch))
         model_inputs, tokens, chosen, (likeliest, logits, *_) = loop.run(
             model_inputs, batch, num_steps, self.reader, grammars
         )

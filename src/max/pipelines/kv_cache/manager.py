@@ -345,12 +345,12 @@ class PagedKVCacheManager(RequestPages):
     def advance(
         self, inputs: RaggedKVCacheInputs, batch: Sequence[TextGenerationContext]
     ) -> RaggedKVCacheInputs:
-        """The inputs of the next step of the same batch, with one token per request.
+        """The inputs of a later step of the same batch, with any numbers of new tokens.
 
         On a host device, the inputs of the previous step are overwritten.
 
         Args:
-            inputs: The inputs of the previous step.
+            inputs: The inputs of an earlier step.
             batch: The requests in the same order, with updated contexts and reserved pages.
         """
         last = self._host_tables
@@ -368,7 +368,10 @@ class PagedKVCacheManager(RequestPages):
             last.cache_lengths[row] = context.start_idx
             if last.slots is not None and self.slots is not None:
                 last.slots[row] = self.slots.slot(context.request_id)
-        last.max_lengths[0] = 1, last.cache_lengths.max()
+        last.max_lengths[0] = max(c.active_length for c in batch), last.cache_lengths.max()
+        trees = any(map(tree_parents, batch))
+        if trees or (inputs.ancestors is not None and inputs.ancestors.num_elements):
+            inputs = last.inputs = replace(inputs, ancestors=self._ancestors(batch))
         return inputs
 
     def next_step(

@@ -201,7 +201,7 @@ class Sampler:
             values = logits.to(CPU()).to_numpy()
             likeliest = values.argmax(1)
             # the first NaN is the likeliest one for NumPy
-            if np.isfinite(np.take_along_axis(values, likeliest[:, None], 1)).all():
+            if all(math.isfinite(row[token]) for row, token in zip(values, likeliest, strict=True)):
                 return Tensor.from_numpy(likeliest.astype(np.int64)).to(self._model_device)
         # the seed of a row depends on its position only, so a draft changes no choice
         return self.sample_with(logits, SamplingInputs.of(contexts, self._device, steps))

@@ -145,6 +145,18 @@ class DraftSteps:
             ):
                 context.set_draft(())
 
+    def plain_steps(self, batch: Sequence[TextGenerationContext], most: int) -> int:
+        """The number of steps to run in one call before tokens are drafted again.
+
+        Args:
+            batch: The requests.
+            most: The maximum number of steps.
+        """
+        if not self.enabled or all(map(_needs_single_tokens, batch)):
+            return most
+        steps = self.lengths.plain_steps(len(batch))
+        return most if steps is None else min(steps, most)
+
     def propose(self, batch: Sequence[TextGenerationContext]) -> None:
         """Drafts the tokens that the next step verifies.
 

@@ -106,16 +106,14 @@ class DraftedRows:
             raise ValueError(
                 "drafted tokens are verified by their logits, which the model does not return"
             )
-        offsets = outputs.logit_offsets.to(CPU()).to_numpy()
         counts = self.counts
-        rows = np.concatenate(
-            [np.arange(end - count, end) for end, count in zip(offsets[1:], counts, strict=True)]
-        )
         # [sum of counts, vocab]: the rows of a request are side by side
         tensor, self._logits = outputs.logits, outputs.logits.to(CPU()).to_numpy()
         # most often these are all rows, which are not copied
-        if len(rows) < len(self._logits):
-            self._logits = np.ascontiguousarray(self._logits[rows.astype(np.int64)])
+        if sum(counts) < len(self._logits):
+            offsets = outputs.logit_offsets.to(CPU()).to_numpy().astype(np.int64)
+            parts = [np.arange(end - n, end) for end, n in zip(offsets[1:], counts, strict=True)]
+            self._logits = np.ascontiguousarray(self._logits[np.concatenate(parts)])
             tensor = Tensor.from_numpy(self._logits).to(device)
         if self._rows is None:
             contexts = [c for c, n in zip(self._batch, counts, strict=True) for _ in range(n)]

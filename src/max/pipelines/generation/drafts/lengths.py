@@ -35,6 +35,8 @@ LONGEST_RUN = 64
 """The number of steps with drafts after which a plain one is measured again."""
 LONGEST_REST = 256
 """The number of steps without drafts after which steps with drafts are measured again."""
+REST_STEPS = 8
+"""The number of steps without drafts after which calls have a step more: so a call delays what it finds by little."""
 COMMON_SHARE = 0.75
 """The share of the change of a known time that is taken for one of the machine, which other steps share."""
 DRAFTING_FADING = 0.97
@@ -275,6 +277,17 @@ class DraftLengths:
         seconds = self.seconds.of(requests, num_drafted)
         assert seconds is not None
         return seconds
+
+    def plain_steps(self, requests: int) -> int | None:
+        """The number of plain steps after which drafts are tried again; None: they are not until there is credit.
+
+        Args:
+            requests: The number of requests of the next step.
+        """
+        if self._credit is not None and self._credit <= 0:
+            return None
+        # a run of drafts ends with one plain step
+        return 1 + (self._rest // REST_STEPS if self.may_draft(requests) else 0)
 
     def length(
         self, request_id: RequestID, requests: int, num_drafted: int, room: int, kind: int = 0

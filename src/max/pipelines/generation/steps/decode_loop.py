@@ -6,6 +6,7 @@ have grammars, that graph also samples the tokens, among those that the masks of
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections import deque
@@ -182,6 +183,8 @@ class DecodeLoop:
         # tensors of one element, as the device reads the first and writes the second while it runs
         self._interrupt_flag, self._interrupted = self._share_memory(DType.uint8, (1,))
         self._again, _ = self._share_memory(DType.uint8, (1,))
+        self._done = self._share_memory(DType.int64, (1,))
+        self._last_constants: tuple[list[TextGenerationContext], list[Tensor]] = ([], [])
         # the times of a step of the last runs: the shortest one is that of runs that nothing delayed
         self._step_times = deque[float](maxlen=_KEPT_TIMES)
 
@@ -296,10 +299,10 @@ class DecodeLoop:
         # [steps, batch]: the reader polls its rows while native code writes them
         history_tensor, history = self._share_memory(DType.int64, (steps, len(batch)))
         history[:] = NO_TOKEN
-        done_tensor, done = self._share_memory(DType.int64, (1,))
-        first_seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)
+        done_tensor, done = self._done
+        done[0] = 0
         again = self._again
-        read = [*map(self._on_device, (first_seeds, _ends(batch))), self._interrupt_flag]
+        read = [*self._constants(batch), self._interrupt_flag]
         changed = [
             tokens, cache.cache_lengths, cache.max_lengths, sampling.seed,
             history_tensor, done_tensor, again,
@@ -309,10 +312,10 @@ class DecodeLoop:
             if grammars is None:
                 return [outputs[0], *read, *changed]
             own = [outputs[1], *list(sampling)[:-1], *grammars[0]]
-            return [*own, *read, *changed, prepared_tensor]
+            return [*own, *read, *changed, *prepared_tensor]
 
         loop = self._loop
-        prepared_tensor, prepared = self._share_memory(DType.int64, (1,))
+        prepared_tensor: list[Tensor] = []
         if grammars is not None:
             loop = self.load_constrained()
             # the tokens of the model's own graph are not read: the cheapest ones
@@ -325,6 +328,9 @@ class DecodeLoop:
             reader.begin(batch, history)
         outputs, needed, ran, start = list[Tensor](), 0, 0, time.perf_counter()
         if grammars is not None:
+            # of this call only: the thread of an earlier one may still write its own
+            tensor, prepared = self._share_memory(DType.int64, (1,))
+            prepared_tensor.append(tensor)
             grammars[1].begin(history, prepared, min(self._step_times, default=0.0))
         try:
             outputs = loop.run(model_inputs, after, again)
@@ -338,6 +344,15 @@ class DecodeLoop:
         # only after the run: an interrupt from before it ends it after its first step
         self._interrupted[0] = 0
         return LoopResult(inputs, tokens, history[:ran], outputs)
+
+    def _constants(self, batch: Sequence[TextGenerationContext]) -> list[Tensor]:
+        """The seeds of requests and the tokens that end them; those of the last batch if it had the same requests."""
+        last, constants = self._last_constants
+        if len(last) != len(batch) or not all(map(operator.is_, last, batch)):
+            seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)
+            constants = [*map(self._on_device, (seeds, _ends(batch)))]
+            self._last_constants = list(batch), constants
+        return constants
 
     def _on_device(self, array: npt.NDArray[Any]) -> Tensor:
         return Tensor.from_numpy(array).to(self._device)
