@@ -109,3 +109,33 @@ def test_calls_without_drafts_grow_and_stop_at_a_draft() -> None:
     assert not lengths.may_draft(1)
     lengths._credit = -0.1
     assert lengths.plain_steps(1) is None, "the draft has to wait anyway"
+
+
+@pytest.mark.parametrize("slow_drafts", [1, 2])
+def test_slow_first_drafts_do_not_end_drafting(slow_drafts: int) -> None:
+    """A graph is compiled in them, or the machine was busy: they are tried again as soon as there is credit."""
+    lengths, key = DraftLengths(8), RequestID()
+    found = []
+    for _ in range(700):
+        count = lengths.length(key, 1, 0, 3)
+        found.append(count)
+        if count:
+            drafts = sum(map(bool, found))
+            lengths.record_drafting(count, 90.0 if drafts <= slow_drafts else 0.4 * count)
+            lengths.record_verification(key, count, count)
+        lengths.step([key], count, count, 10.0 + 0.4 * count)
+    assert sum(found[-60:]) > 150
+
+
+def test_the_time_of_drafting_is_measured_again_after_a_rest() -> None:
+    lengths, key = DraftLengths(8), RequestID()
+    found = []
+    for step in range(1500):
+        slow = step < 100  # other work took the machine while drafts were measured
+        count = lengths.length(key, 1, 0, 3)
+        found.append(count)
+        if count:
+            lengths.record_drafting(count, 50.0 if slow else 0.4 * count)
+            lengths.record_verification(key, count, count)
+        lengths.step([key], count, count, 10.0 + 0.4 * count)
+    assert sum(found[-60:]) > 150

@@ -181,6 +181,18 @@ class DraftingSeconds:
             DRAFTING_FADING * before + more for before, more in zip(sums, one, strict=True)
         ]
 
+    def expected(self, num_drafted: int) -> float:
+        """The duration of a draft for choices: 0 until first drafts, in which graphs may be compiled, are over.
+
+        Args:
+            num_drafted: The number of its tokens.
+        """
+        return self.of(num_drafted) if self._count >= FIRST_TIMES else 0.0
+
+    def doubt(self) -> None:
+        """Lets a draft be measured again, as its time may have changed."""
+        self._count = min(self._count, FIRST_TIMES - 1)
+
     def of(self, num_drafted: int) -> float:
         """The estimated duration of a draft; 0 before one was measured.
 
@@ -359,7 +371,7 @@ class DraftLengths:
         plain, before = self._seconds_of(requests, 0), self._seconds_of(requests, num_drafted)
         drafting = self._drafting.get(kind // KINDS) or DraftingSeconds()
         # what each draft takes is spent already if another request has one
-        spent = drafting.of(num_drafted) if num_drafted else 0.0
+        spent = drafting.expected(num_drafted) if num_drafted else 0.0
         # a run of drafts makes the execution after it slower, which has to prepare all its inputs
         after = 0.0 if self._run or self._after is None else self._after.mean
         # tokens a second, which a draft must raise
@@ -374,7 +386,7 @@ class DraftLengths:
                 rows = 1 + round(expected)
                 more += (1 - right) * (self._seconds_of(requests, rows) - plain)
             rate = (requests + expected) / (
-                plain + more + drafting.of(num_drafted + count) - spent + after
+                plain + more + drafting.expected(num_drafted + count) - spent + after
             )
             if rate > best:
                 best, length = rate, count
@@ -440,6 +452,8 @@ class DraftLengths:
         self._rest = 0 if num_drafted else self._rest + steps
         if not num_drafted and self._rest // LONGEST_REST > (self._rest - steps) // LONGEST_REST:
             self.seconds.doubt(requests)
+            for drafting in self._drafting.values():
+                drafting.doubt()
         if num_drafted or not run or plain is None:
             self.seconds.record(requests, num_drafted, seconds)
         if not num_drafted:
