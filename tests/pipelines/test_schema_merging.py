@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
 from max.pipelines.structured.grammar import loose_schema
-from max.pipelines.structured.schema_merging import NoJoinError, joined, merge, value_key
+from max.pipelines.structured.schema_merging import NoJoinError, join_schemas, merge, value_key
 from max.pipelines.structured.schema_objects import chosen_properties
 
 KEYWORDS: dict[str, list[Any]] = {
@@ -63,7 +63,7 @@ def test_two_schemas_are_joined_to_what_fits_both() -> None:
     for _ in range(700):
         one, other = any_schema(numbers), any_schema(numbers)
         try:
-            both = joined(one, other)
+            both = join_schemas(one, other)
         except NoJoinError:
             assert merge(one, other) is None
             counts[0] += 1
@@ -83,6 +83,34 @@ def test_two_schemas_are_joined_to_what_fits_both() -> None:
     assert counts[0] < 150 and counts[1] > 12 and counts[2] > 500, counts
 
 
+def test_objects_are_joined_with_all_that_they_say_of_names() -> None:
+    """All pairs of what two objects say of the properties that they list, of names by patterns, and of others."""
+    names = ("properties", "patternProperties", "additionalProperties")
+    parts = [
+        {key: value for key, value in zip(names, values, strict=True) if value is not None}
+        for values in product(
+            (None, {"a": {"type": "integer"}, "b": {}}, {"x": {"minimum": 2}, "b": False}),
+            (None, {"^x": {"minimum": 3}}, {"^x": {"type": "integer"}, "^y": True}),
+            (None, True, {}, False, {"type": "integer"}),
+        )
+    ]
+    checks = [jsonschema_rs.validator_for(each) for each in parts]
+    objects = [dict.fromkeys(some, value) for value in (2, 3, "a", 3.5)
+               for size in range(3) for some in combinations(["a", "b", "x", "xy", "y", "z"], size)]  # fmt: skip
+    numbers, count = random.Random(6), 0
+    for _ in range(400):
+        one, other = numbers.randrange(len(parts)), numbers.randrange(len(parts))
+        both = merge(parts[one], parts[other])
+        if both is None:
+            continue
+        count += 1
+        check = jsonschema_rs.validator_for(both)
+        for value in objects:
+            fits = checks[one].is_valid(value) and checks[other].is_valid(value)
+            assert check.is_valid(value) is fits, (parts[one], parts[other], both, value)
+    assert count > 200
+
+
 def test_limits_of_one_type_that_exclude_each_other_fit_nothing() -> None:
     for kind, one, other in (
         ("string", {"minLength": 3}, {"maxLength": 2}), ("array", {"minItems": 1}, {"maxItems": 0}),
@@ -90,10 +118,14 @@ def test_limits_of_one_type_that_exclude_each_other_fit_nothing() -> None:
         ("number", {"minimum": 3}, {"exclusiveMaximum": 3}), ("number", {"exclusiveMinimum": 3}, {"maximum": 3}),
         ("integer", {"exclusiveMinimum": 3}, {"exclusiveMaximum": 3}),
     ):  # fmt: skip
-        assert joined({"type": kind, **one}, other) is joined(other, {"type": kind, **one}) is None
-        assert joined(one, other) == {**one, **other}  # values of other types fit
-    assert joined({"type": "number", "minimum": 3}, {"maximum": 3}) is not None
-    assert joined({"type": "string", "minLength": 3}, {"maxLength": 3}) is not None
+        assert (
+            join_schemas({"type": kind, **one}, other)
+            is join_schemas(other, {"type": kind, **one})
+            is None
+        )
+        assert join_schemas(one, other) == {**one, **other}  # values of other types fit
+    assert join_schemas({"type": "number", "minimum": 3}, {"maximum": 3}) is not None
+    assert join_schemas({"type": "string", "minLength": 3}, {"maxLength": 3}) is not None
 
 
 def test_what_has_no_common_form() -> None:
@@ -103,10 +135,18 @@ def test_what_has_no_common_form() -> None:
         ({"patternProperties": {"a": {}}, "additionalProperties": False}, {"properties": {"ab": {}}}),
     ):  # fmt: skip
         with pytest.raises(NoJoinError):
-            joined(one, other)
+            join_schemas(one, other)
         assert merge(other, one) is None
-    assert joined({"pattern": "a"}, {"pattern": "b"}) == {"pattern": ["a", "b"]}
-    assert joined({"pattern": ["a", "b"]}, {"pattern": "b"}) == {"pattern": ["a", "b"]}
+    assert join_schemas({"pattern": "a"}, {"pattern": "b"}) == {"pattern": ["a", "b"]}
+    assert join_schemas({"pattern": ["a", "b"]}, {"pattern": "b"}) == {"pattern": ["a", "b"]}
+
+
+def test_types_and_values_that_both_have() -> None:
+    assert join_schemas({"type": "number"}, {"type": ["integer", "null"]}) == {"type": "integer"}
+    two = {"type": ["integer", "null"]}
+    assert join_schemas({"type": ["number", "null"]}, two) == two
+    assert join_schemas({"enum": [1, 2]}, {"enum": [True, 2.0]}) == {"enum": [2]}
+    assert join_schemas({"enum": [1]}, {"enum": [True]}) is None
 
 
 def test_equal_values_have_one_key() -> None:

@@ -11,7 +11,12 @@ import jsonschema_rs
 import llguidance
 import pytest
 
-from max.serve.chat.tools.arguments.object_rules import CountedArguments, schemas_of_name
+from max.serve.chat.tools.arguments.object_rules import (
+    CountedArguments,
+    is_open,
+    other_arguments,
+    schemas_of_name,
+)
 from max.serve.chat.tools.layout import CallLayout, Style, fill_mark
 from max.serve.chat.tools.schemas import ToolGrammar
 from max.serve.errors import ApiError
@@ -271,6 +276,34 @@ def test_nested_objects_between_marks_have_names_and_numbers_too() -> None:
     for value, fits in (({"x": 1}, True), ({"x": 1, "xy": 2}, True), ({}, False), ({"y": 1}, False),
                         ({"x": "p"}, False), ({"x": 1, "xy": 2, "xz": 3}, False)):  # fmt: skip
         assert takes(found, call_text("bare", [("v", value)])) is fits, value
+
+
+def test_which_objects_have_other_arguments() -> None:
+    names, integer = {"^a": {"type": "integer"}}, {"type": "integer"}
+    patterns = {f"^{letter}": integer for letter in "abcd"}
+    for schema, is_open_object, count in (
+        ({}, True, 1), ({"properties": {}}, False, 0), ({"patternProperties": names}, True, 1),
+        ({"properties": {}, "patternProperties": names}, True, 1), ({"additionalProperties": False}, False, 0),
+        ({"patternProperties": names, "additionalProperties": integer}, True, 2),
+        # names of two patterns have both schemas, where there are few patterns
+        ({"patternProperties": {"^a": integer, "b$": {"minimum": 2}}}, True, 3),
+        ({"patternProperties": {**names, "^b": integer}}, True, 2), ({"patternProperties": patterns}, True, 4),
+        ({"patternProperties": {"": integer}, "additionalProperties": {"type": "null"}}, True, 1),
+        ({"patternProperties": {"^a": False}}, True, 0),
+    ):  # fmt: skip
+        assert is_open(schema) is is_open_object, schema
+        found, lacks = other_arguments(schema, "[a-z]{1,9}")
+        assert len(found) == count and lacks == [], schema
+    assert other_arguments({"patternProperties": {r"(?<=a)b": {}}}, "[a-z]") == (
+        [],
+        ["patternProperties"],
+    )
+    (_, _, both), _ = other_arguments(
+        {"patternProperties": {"^a": integer, "b$": {"minimum": 2}}}, "[a-z]{1,9}"
+    )
+    assert both.schema == {"allOf": [integer, {"minimum": 2}]}
+    grammar = ToolGrammar(f"%llguidance {{}}\nstart: NAME\nNAME: {both.names}")
+    assert [name for name in ("ab", "a", "b", "acb", "ba") if takes(grammar, name)] == ["ab", "acb"]
 
 
 def test_the_schemas_of_a_name() -> None:

@@ -332,7 +332,7 @@ def test_arguments_that_are_not_listed(more: object) -> None:
     ), False)):  # fmt: skip
         grammar = LayoutRules(layout, {}, {})
         grammar.call(0, Tool("run", "", parameters), layout.head)
-        has_more = any("{1,64}" in rule for rule in grammar.written.rules)
+        has_more = any("{1,64}" in rule for rule in grammar.rule_list.rules)
         assert has_more is (fits and more not in (None, False)), (more, layout)
     grammar = LayoutRules(TAGGED, {}, {})
     assert grammar.call(1, Tool("now", "", {}), TAGGED.head) == "call_1"

@@ -172,7 +172,7 @@ class Constraints:
         batch: Sequence[TextGenerationContext],
         jumps: Sequence[bool],
         memory: call_masks.CallMemory,
-        kept: KeptTokens,
+        known_tokens: KeptTokens,
         steps: int,
     ) -> call_masks.CallMasks | call_masks.ReadyMasks:
         """The masks of the steps of a call, which are computed while it runs unless all are known.
@@ -181,7 +181,7 @@ class Constraints:
             batch: The requests; those with a grammar have a matcher.
             jumps: Whether tokens that its grammar forces are appended to a request without a step.
             memory: What the call reads.
-            kept: What is known of the tokens after which a call goes on.
+            known_tokens: What is known of the tokens after which a call goes on.
             steps: The maximum number of steps.
         """
         rows = [
@@ -201,7 +201,7 @@ class Constraints:
             for row in rows:
                 row.matcher = None if row.matcher is None else row.matcher.deep_copy()
                 row.run = None if row.run is None else row.run.copy()
-        return call_masks.CallMasks(self._thread, rows, memory, kept)
+        return call_masks.CallMasks(self._thread, rows, memory, known_tokens)
 
     def _token_texts(self, eos: Iterable[int]) -> string_run.TokenTexts:
         with self._lock:

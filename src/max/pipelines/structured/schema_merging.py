@@ -140,19 +140,19 @@ class NoJoinError(ValueError):
 
 
 def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
-    """As :func:`joined`, but None also where they have no common form.
+    """As :func:`join_schemas`, but None also where they have no common form.
 
     Args:
         first: A schema.
         second: Another.
     """
     try:
-        return joined(first, second)
+        return join_schemas(first, second)
     except NoJoinError:
         return None
 
 
-def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
+def join_schemas(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any] | None:
     """What fits both of two schemas as one; None if nothing does.
 
     Two patterns of texts become a list of both.
@@ -227,7 +227,7 @@ def both_schemas(one: Any, other: Any) -> Any:
 
 
 def _join_properties(
-    made: dict[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]
+    schema: dict[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> None:
     """Joins what two schemas say of the properties of objects."""
     listed, patterns = (
@@ -248,12 +248,12 @@ def _join_properties(
             raise NoJoinError
     names = {**listed[0], **listed[1]}
     if names:
-        made["properties"] = {
+        schema["properties"] = {
             name: both_schemas(listed[0].get(name, more[0]), listed[1].get(name, more[1]))
             for name in names
         }
     if patterns[0] and patterns[1]:
-        made["patternProperties"] = {
+        schema["patternProperties"] = {
             name: both_schemas(patterns[0].get(name, True), patterns[1].get(name, True))
             for name in {**patterns[0], **patterns[1]}
         }

@@ -86,7 +86,7 @@ def chosen_properties(
     if low > high or (low == 0 and high == count):
         return [], [] if low <= high else ["minProperties" if low else "maxProperties"]
 
-    def chosen(size: int, needs: bool, bars: bool) -> list[dict[str, Any]]:
+    def choices_of(size: int, needs: bool, bars: bool) -> list[dict[str, Any]]:
         return [
             {
                 **({"required": [*required, *some]} if needs else {}),
@@ -101,15 +101,15 @@ def chosen_properties(
 
     sizes = range(low, high + 1)
     if low and high < count and sum(comb(count, size) for size in sizes) <= BRANCHES:
-        return [each for size in sizes for each in chosen(size, True, True)], []
+        return [each for size in sizes for each in choices_of(size, True, True)], []
     # the others are fewer or more than they may be
     held_low = next(size for size in range(low, -1, -1) if comb(count, size) <= BRANCHES)
     held_high = next(size for size in range(high, count + 1) if comb(count, size) <= BRANCHES)
     if held_low and (held_low == low or held_high == count):
         unheld = ["minProperties"] * (held_low < low) + ["maxProperties"] * (high < count)
-        return chosen(held_low, True, False), unheld
+        return choices_of(held_low, True, False), unheld
     unheld = ["minProperties"] * (low > 0) + ["maxProperties"] * (held_high > high)
-    return chosen(held_high, False, True) if held_high < count else [], unheld
+    return choices_of(held_high, False, True) if held_high < count else [], unheld
 
 
 def _spread_alternatives(schema: Mapping[str, Any], references: References) -> Mapping[str, Any]:

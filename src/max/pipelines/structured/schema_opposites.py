@@ -181,13 +181,13 @@ class Opposites:
             members.append(None if unlike is None or other is None else {"allOf": [unlike, other]})
         return members
 
-    def _other(self, excluded: Sequence[Any], base: Mapping[str, Any], kinds: Any) -> Opposite:
+    def _other(self, exceptions: Sequence[Any], base: Mapping[str, Any], kinds: Any) -> Opposite:
         """All values but a few."""
         if kinds is not None and not isinstance(kinds, list):
             return None
         own = self._references.resolve(base)
         if isinstance(own.get("enum"), list):
-            return {"enum": [each for each in own["enum"] if not _is_in(each, excluded)]}
+            return {"enum": [each for each in own["enum"] if not _is_in(each, exceptions)]}
         # of types that the schema has not, all values are among the opposites of its type
         wanted = [
             each
@@ -197,7 +197,7 @@ class Opposites:
         wanted = [each for each in wanted if _may_be(each, own)]
         members: list[Opposite] = []
         for kind in wanted:
-            values = [each for each in excluded if _kind_of(each) == kind]
+            values = [each for each in exceptions if _kind_of(each) == kind]
             match kind:
                 case "string":
                     unlike = other_texts(values) if values and self._may_make_automaton() else None

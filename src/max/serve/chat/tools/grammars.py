@@ -66,19 +66,19 @@ def answer_grammar(
     if not must and not marked and content_grammar is None:
         return AnswerGrammar(None)
     rules: list[str] = []
-    written = RuleList()
+    rule_list = RuleList()
     for number, tool in enumerate(called):
         if layout is None:
             rules.append(
-                f"object_{number}: {_call_rule(number, tool, tool_format, special_tokens, written)}"
+                f"object_{number}: {_call_rule(number, tool, tool_format, special_tokens, rule_list)}"
             )
     if layout is not None:
         free = not must and content_grammar is None
         start, rules = layout_rules(
-            layout, called, special_tokens, _SPACE, free, several, text_marks, written
+            layout, called, special_tokens, _SPACE, free, several, text_marks, rule_list
         )
         text = _join_rules(start, rules, content_grammar if not must else None)
-        return AnswerGrammar(text, tuple(written.unheld))
+        return AnswerGrammar(text, tuple(rule_list.unheld))
     objects = " | ".join(f"object_{number}" for number in range(len(called)))
     rules.append(f"object: {objects}")
     between = tool_format.separator
@@ -93,7 +93,7 @@ def answer_grammar(
         rules.append("calls: message* object")
         start = "calls" if must or content_grammar is not None else "calls | message* final | TEXT"
     elif tool_format.syntax == "pythonic" and not must and content_grammar is None:
-        rules += _pythonic_openings(called, special_tokens, written)
+        rules += _pythonic_openings(called, special_tokens, rule_list)
         more = f"({json.dumps(between)} object)*" if several else ""
         rules.append(f"calls: opening {more} {after} ({_mark(pythonic.END, special_tokens)})?")
         start = "calls | TEXT"
@@ -111,9 +111,9 @@ def answer_grammar(
         rules.append(f"calls: trigger {before} {body} {after}")
         start, texts = free_text(several and between is None, special_tokens, text_marks)
         rules += texts
-    rules += written.rules
+    rules += rule_list.rules
     text = _join_rules(start, rules, content_grammar if not must else None)
-    return AnswerGrammar(text, tuple(written.unheld))
+    return AnswerGrammar(text, tuple(rule_list.unheld))
 
 
 def _join_rules(start: str, rules: Sequence[str], content_grammar: str | None) -> str:
@@ -136,7 +136,7 @@ def _call_rule(
     tool: Tool,
     tool_format: ToolFormat,
     special_tokens: dict[str, int],
-    written: RuleList,
+    rule_list: RuleList,
 ) -> str:
     """The rule of a call of one tool."""
 
@@ -146,7 +146,7 @@ def _call_rule(
     schema = json.dumps({**tool.parameters, "x-guidance": _SPACE})
     match tool_format.syntax:
         case "pythonic":
-            return f"{_quote(tool.name + '(')} {_python_arguments(number, tool, written)}"
+            return f"{_quote(tool.name + '(')} {_python_arguments(number, tool, rule_list)}"
         case "deepseek":
             head = f"{mark(deepseek.CALL_BEGIN)} {_quote(tool.name)} {mark(deepseek.SEPARATOR)}"
             return f"{head} %json {schema} {mark(deepseek.CALL_END)}"
@@ -180,13 +180,13 @@ def _harmony_messages(special_tokens: dict[str, int]) -> list[str]:
     ]
 
 
-def _python_arguments(number: int, tool: Tool, written: RuleList) -> str:
+def _python_arguments(number: int, tool: Tool, rule_list: RuleList) -> str:
     """The rule of arguments in Python's syntax, with the bracket after them."""
-    return LayoutRules(_PYTHON, {}, _SPACE, written).arguments(number, tool)
+    return LayoutRules(_PYTHON, {}, _SPACE, rule_list).arguments(number, tool)
 
 
 def _pythonic_openings(
-    tools: Sequence[Tool], special_tokens: dict[str, int], written: RuleList
+    tools: Sequence[Tool], special_tokens: dict[str, int], rule_list: RuleList
 ) -> list[str]:
     """The rules of a list's first call, and of text that does not begin like a list of calls.
 
@@ -198,7 +198,7 @@ def _pythonic_openings(
     mark = "" if special else f"({_escape_pattern(begin)}{space})?"
     rules: list[str] = []
     for number, tool in enumerate(tools):
-        keywords = _python_arguments(number, tool, written)
+        keywords = _python_arguments(number, tool, rule_list)
         rules.append(rf"OPENING_{number}: /{space}{mark}\[{space}{_escape_pattern(tool.name)}\(/")
         rules.append(f"opening_{number}: OPENING_{number} {keywords}")
     openings = [f"opening_{number}" for number in range(len(tools))]

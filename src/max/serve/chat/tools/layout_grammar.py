@@ -18,7 +18,7 @@ from max.serve.chat.tools.arguments.raw_texts import (
     value_forms,
     without,
 )
-from max.serve.chat.tools.arguments.rule_list import RuleList, repeated
+from max.serve.chat.tools.arguments.rule_list import RuleList, repetition
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.keyword_grammar import definitions, keyword_rules, python_keywords
 from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style
@@ -36,7 +36,7 @@ class LayoutRules:
         layout: The layout.
         special: The special tokens by their texts.
         space: The pattern of white space in JSON, for llguidance.
-        written: Receives the rules.
+        rule_list: Receives the rules.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class LayoutRules:
         layout: CallLayout,
         special: dict[str, int],
         space: dict[str, Any],
-        written: RuleList | None = None,
+        rule_list: RuleList | None = None,
     ) -> None:
         self._layout, self._special, self._space = layout, special, space
         # the longest first, as one special token may begin with another
         marks = sorted(special, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, marks)) or r"(?!)")
-        self.written = RuleList() if written is None else written
+        self.rule_list = RuleList() if rule_list is None else rule_list
         """The rules so far, and what they do not hold."""
         self._value_rules: dict[str, str] = {}
 
@@ -84,7 +84,7 @@ class LayoutRules:
             head: What is left of the head.
         """
         head = self.literal(filled_name(head, tool.name))
-        self.written.rules.append(
+        self.rule_list.rules.append(
             f"call_{index}: {head} {self.arguments(index, tool)} {self.literal(self._layout.tail)}"
         )
         return f"call_{index}"
@@ -98,9 +98,9 @@ class LayoutRules:
         """
         if self._layout.style is Style.JSON:
             return self.json(tool.parameters)
-        self.written.tool = tool.name
+        self.rule_list.tool = tool.name
         options, lacks = object_alternatives(tool.parameters)
-        self.written.note(lacks)
+        self.rule_list.note(lacks)
         bodies = [
             self._listed_arguments(f"{index}_{number}", {**definitions(tool.parameters), **option})
             for number, option in enumerate(options)
@@ -111,9 +111,11 @@ class LayoutRules:
         """The arguments of an object without combinations."""
         match self._layout.style:
             case Style.PYTHON:
-                return f'{python_keywords(parameters, self._space, self.written)} ")"'
+                return f'{python_keywords(parameters, self._space, self.rule_list)} ")"'
             case Style.BARE:
-                return f'{keyword_rules(parameters, ":", self._bare_value, self.written, ",")} "}}"'
+                return (
+                    f'{keyword_rules(parameters, ":", self._bare_value, self.rule_list, ",")} "}}"'
+                )
             case _:
                 return self._tagged_parameters(place, parameters)
 
@@ -132,7 +134,7 @@ class LayoutRules:
         separator = self.literal(layout.value_separator)
         # a mark that repeats the key cannot end a value whose key is any name
         found, lacks = ([], []) if KEY in layout.value_end else other_arguments(parameters, _NAMES)
-        self.written.note(lacks)
+        self.rule_list.note(lacks)
         parts: list[tuple[str, bool]] = []
         for number, (name, schema) in enumerate(properties.items()):
             if schema is False:
@@ -152,7 +154,7 @@ class LayoutRules:
             key = (
                 other.names
                 if other.names == expression(_NAMES)
-                else self.written.add_terminal(other.names)
+                else self.rule_list.add_terminal(other.names)
             )
             others += [
                 f"{self.literal(layout.key)} {key} {self.literal(key_end)} {value}"
@@ -164,14 +166,14 @@ class LayoutRules:
             None if rest is None else lambda _: rest,
             parameters.get("minProperties", 0),
             parameters.get("maxProperties"),
-            self.written.add,
+            self.rule_list.add,
         )
-        self.written.note(counted.lacks())
+        self.rule_list.note(counted.lacks())
         if counted.is_needed():
             rule = counted.rule()
             if rule is not None:
                 return rule
-            self.written.note(
+            self.rule_list.note(
                 [key for key in ("minProperties", "maxProperties") if key in parameters]
             )
         written = [text if must else f"({text})?" for text, must in parts]
@@ -193,7 +195,7 @@ class LayoutRules:
             return [(layout.other_key_end, f"{self._json_value(schema, root)} {self.literal(end)}")]
         tells_texts = layout.key_end != layout.other_key_end
         forms = value_forms(schema, root, self._text_mark(end), tells_texts)
-        self.written.note(forms.lacks, name or "*")
+        self.rule_list.note(forms.lacks, name or "*")
         rules: list[tuple[str, str]] = []
         if forms.terminal != "":
             rules.append((layout.key_end, self._text_value(place, end, forms.terminal)))
@@ -217,34 +219,34 @@ class LayoutRules:
         if match is not None and not end[: match.start()].strip():
             if terminal is not None:
                 # one terminal with the space before the mark, which a text may end with too
-                self.written.rules.append(
+                self.rule_list.rules.append(
                     f"{text}: ({terminal}) {json.dumps(end[: match.start()])}"
                 )
             return f"{text} {self.literal(end[match.start() :])}"
         if terminal is not None:
-            self.written.rules.append(f"{text}: {terminal}")
+            self.rule_list.rules.append(f"{text}: {terminal}")
         mark = end[: match.start()] if match else end
-        self.written.rules.append(f"text_{place}[lazy]: {text} {json.dumps(mark)}")
+        self.rule_list.rules.append(f"text_{place}[lazy]: {text} {json.dumps(mark)}")
         return f"text_{place} {self.literal(end[len(mark) :])}"
 
     def _bare_value(self, schema: Any, root: Mapping[str, Any], depth: int = 0) -> str:
         """The name of the rule of a value in an object whose keys have no quotes."""
         # one rule for all values of a schema, which may also stand within itself
-        key = f"{self.written.tool} {json.dumps(schema)}"
+        key = f"{self.rule_list.tool} {json.dumps(schema)}"
         name = self._value_rules.get(key)
         if name is None:
             name = self._value_rules[key] = f"value_{len(self._value_rules)}"
-            self.written.rules.append(f"{name}: {self._bare_body(schema, root, depth)}")
+            self.rule_list.rules.append(f"{name}: {self._bare_body(schema, root, depth)}")
         return name
 
     def _bare_body(self, schema: Any, root: Mapping[str, Any], depth: int) -> str:
         options = alternatives(schema, root)
         if options is None:
-            self.written.note(["all but the types of its arguments"])
+            self.rule_list.note(["all but the types of its arguments"])
             options = [{"type": sorted(types_of(schema, root)) or "string"}]
         rules = [rule for each in options for rule in self._bare_rules(each, root, depth)]
         if not rules:
-            self.written.note(["values that are nested too deeply"])
+            self.rule_list.note(["values that are nested too deeply"])
         return f"({' | '.join(dict.fromkeys(rules))})" if rules else '"null"'
 
     def _bare_rules(self, option: dict[str, Any], root: Mapping[str, Any], depth: int) -> list[str]:
@@ -264,7 +266,7 @@ class LayoutRules:
                     {**listed, **definitions(root)},
                     ":",
                     lambda s, r: self._bare_value(s, r, depth + 1),
-                    self.written,
+                    self.rule_list,
                     ",",
                 )
                 rules.append(f'"{{" {inner} "}}"')
@@ -296,13 +298,13 @@ class LayoutRules:
         after = ""
         if most is None or most > len(first):
             if not first:
-                more = repeated(
+                more = repetition(
                     f'"," {item(items)}', max(least - 1, 0), None if most is None else most - 1
                 )
                 rule = f'"[" {item(items)} {more} "]"'
                 return rule if least else f'("[]" | {rule})'
             room = None if most is None else most - len(first)
-            after = repeated(f'"," {item(items)}', max(least - len(first), 0), room)
+            after = repetition(f'"," {item(items)}', max(least - len(first), 0), room)
         for at in reversed(range(len(listed))):
             each = f"{'' if at == 0 else json.dumps(',')} {item(listed[at])} {after}"
             after = each if at < least else f"({each})?"
@@ -313,7 +315,7 @@ class LayoutRules:
         end = self._layout.value_end
         mark = self.literal(end)
         terms, lacks = text_terms(option)
-        self.written.note(lacks)
+        self.rule_list.note(lacks)
         special = end in self._special
         if not terms:
             # there is no look-ahead: a text ends at the first character of the mark
@@ -321,10 +323,10 @@ class LayoutRules:
         terms.append(without(end if special else end[0]))
         terminal = " & ".join(terms)
         if not has_texts(terminal):
-            self.written.note(["what its texts are"])
+            self.rule_list.note(["what its texts are"])
             return self._bare_text({})
-        name = f"HELD_{len(self.written.rules)}"
-        self.written.rules.append(f"{name}: {terminal}")
+        name = f"HELD_{len(self.rule_list.rules)}"
+        self.rule_list.rules.append(f"{name}: {terminal}")
         return f"{mark} {name} {mark}"
 
     def _bare_literal(self, value: Any) -> str:
@@ -365,7 +367,7 @@ def layout_rules(
     free: bool,
     several: bool,
     text_marks: Sequence[str] = (),
-    written: RuleList | None = None,
+    rule_list: RuleList | None = None,
 ) -> tuple[str, list[str]]:
     """The start and the rules of an answer with calls.
 
@@ -377,9 +379,9 @@ def layout_rules(
         free: Whether the answer is any text until the mark of a call.
         several: Whether it may have several calls.
         text_marks: Special tokens that free text may have, such as those around reasoning.
-        written: Receives the rules of the tools, and what these do not hold.
+        rule_list: Receives the rules of the tools, and what these do not hold.
     """
-    writer = LayoutRules(layout, special, space, written)
+    writer = LayoutRules(layout, special, space, rule_list)
     several = several and layout.several
     trigger = writer.trigger
     whole = (layout.section or layout.head).lstrip()
@@ -391,7 +393,7 @@ def layout_rules(
             writer.call(number, tool, layout.opening + whole) for number, tool in enumerate(tools)
         ]
         more = f"({writer.literal(layout.turn)} call)*" if several else ""
-        return f"call {more}", [*rules, *writer.written.rules, f"call: {' | '.join(calls)}"]
+        return f"call {more}", [*rules, *writer.rule_list.rules, f"call: {' | '.join(calls)}"]
     if layout.section:
         calls = [writer.call(number, tool, layout.head) for number, tool in enumerate(tools)]
         more = f"({writer.literal(layout.separator)} call)*" if several else ""
@@ -399,7 +401,7 @@ def layout_rules(
     else:
         calls = [writer.call(number, tool, rest) for number, tool in enumerate(tools)]
         after = "call"
-    rules += [*writer.written.rules, f"call: {' | '.join(calls)}"]
+    rules += [*writer.rule_list.rules, f"call: {' | '.join(calls)}"]
     token = special.get(trigger)
     mark = f"<[{token}]>" if token is not None else json.dumps(trigger)
     if free:

@@ -69,7 +69,7 @@ def tool_grammar(
     if answer.text is None:
         return ToolGrammar(None)
     if len(answer.text) <= MAX_CHARACTERS and grammar_problem(answer.text) is None:
-        return _checked(answer, tools, hints)
+        return _with_hints(answer, tools, hints)
     held, hints = _all_held(tools, choice, check=True)
     while True:
         answer = grammar_of(held)
@@ -78,7 +78,7 @@ def tool_grammar(
         too_long = len(answer.text) > MAX_CHARACTERS
         problem = "it is too long" if too_long else grammar_problem(answer.text)
         if problem is None:
-            return _checked(answer, tools, hints)
+            return _with_hints(answer, tools, hints)
         # one schema after another loses all but its type, the largest first
         largest = max(range(len(held)), key=lambda at: len(json.dumps(held[at].parameters)))
         if held[largest].parameters == _ANY_OBJECT:
@@ -87,7 +87,7 @@ def tool_grammar(
         held[largest] = replace(held[largest], parameters=_ANY_OBJECT)
 
 
-def _checked(answer: AnswerGrammar, tools: Sequence[Tool], hints: Sequence[str]) -> ToolGrammar:
+def _with_hints(answer: AnswerGrammar, tools: Sequence[Tool], hints: Sequence[str]) -> ToolGrammar:
     """A grammar with what it does not hold, which is an error where the tool is strict."""
     for number, tool in enumerate(tools):
         own = [each.place for each in answer.unheld if tool.strict and each.tool == tool.name]

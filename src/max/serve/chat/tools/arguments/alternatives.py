@@ -11,7 +11,7 @@ from max.pipelines.structured.schema_merging import (
     BRANCHES,
     NoJoinError,
     is_contradictory,
-    joined,
+    join_schemas,
 )
 from max.serve.chat.tools.values import resolve_schema
 
@@ -95,7 +95,7 @@ class _Reader:
         for group in self._groups(schema, depth):
             if len(found) * len(group) > BRANCHES**2:
                 raise _TooManyError
-            pairs = [joined(one, other) for one in found for other in group]
+            pairs = [join_schemas(one, other) for one in found for other in group]
             made = [each for each in pairs if each is not None]
             found = [each for at, each in enumerate(made) if each not in made[:at]]
             if len(found) > BRANCHES:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from max._dataclass import dataclass
 from max.serve.chat.tools.arguments.raw_texts import expression, has_texts, whole_pattern
-from max.serve.chat.tools.arguments.rule_list import repeated
+from max.serve.chat.tools.arguments.rule_list import repetition
 
 Part: TypeAlias = "Callable[[bool], str]"
 """Writes an argument, of which it is told whether it is the first."""
@@ -63,9 +63,9 @@ def other_arguments(
     listed = [re.escape(name) for name in parameters.get("properties") or ()]
     base = [expression(characters), *([f"~{expression('|'.join(listed))}"] if listed else [])]
 
-    def names(chosen: Sequence[str]) -> str:
+    def names(fits: Sequence[str]) -> str:
         terms = [
-            f"{'' if pattern in chosen else '~'}{expression(f'({wholes[pattern]})')}"
+            f"{'' if pattern in fits else '~'}{expression(f'({wholes[pattern]})')}"
             for pattern in patterns
         ]
         return " & ".join([*base, *terms])
@@ -103,7 +103,7 @@ class CountedArguments:
     """Writes the rules of arguments whose number has limits.
 
     Args:
-        listed: Those that are listed, and whether they must be there.
+        parts: Those that are listed, and whether they must be there.
         other: Any other one; None: there are no others.
         least: The minimum number of all.
         most: The maximum; None: there is none.
@@ -112,13 +112,13 @@ class CountedArguments:
 
     def __init__(
         self,
-        listed: Sequence[tuple[Part, bool]],
+        parts: Sequence[tuple[Part, bool]],
         other: Part | None,
         least: int,
         most: int | None,
         add: Callable[[str], str],
     ) -> None:
-        self._listed, self._other = listed, other
+        self._listed, self._other = parts, other
         self._least, self._most, self._add = least, most, add
         self._known: dict[tuple[int, int], str | None] = {}
 
@@ -181,7 +181,7 @@ class CountedArguments:
         if most is not None and most < least:
             return None
         if count:
-            return repeated(self._other(False), least, most)
-        more = repeated(self._other(False), max(least - 1, 0), None if most is None else most - 1)
+            return repetition(self._other(False), least, most)
+        more = repetition(self._other(False), max(least - 1, 0), None if most is None else most - 1)
         body = f"{self._other(True)} {more}"
         return body if least else f"({body})?"

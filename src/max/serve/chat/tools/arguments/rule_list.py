@@ -71,7 +71,7 @@ class RuleList:
                 self.unheld.append(found)
 
 
-def repeated(body: str, least: int, most: int | None) -> str:
+def repetition(body: str, least: int, most: int | None) -> str:
     """The rule of something that is there several times.
 
     Args:
