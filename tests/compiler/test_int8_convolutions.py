@@ -217,6 +217,12 @@ def test_the_forms(
     case.check()
 
 
+def test_a_product_of_single_pixels(interpreted: None) -> None:
+    case = Case((4, 3, 16), (1, 1, 3), by_bytes=False, stride=(2, 1))
+    assert case.form == "mo.matmul" and "mo.concat" not in [op.name for op in case.ops]
+    case.check()
+
+
 def test_a_product_needs_no_padding(interpreted: None) -> None:
     case = Case((3, 3, 16), (2, 2, 3), by_bytes=False, padding=(0, 0, 0, 1))
     assert case.form == "mo.conv of float32"
