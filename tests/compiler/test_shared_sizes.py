@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from max import kernel as k
-from max._backends.regions import Leaf, Node, RegionSpec, Result
+from max._backends.kernel_call import Geometry
+from max._backends.regions import Leaf, Node, RegionKernel, RegionSpec, Result
 from max._compiler.lowering.load_regions import SymbolicRegion
 from max._compiler.lowering.specializations import Specializations
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops
+from max.mlir import DimExpr
 from max.mlir.sizes import Sizes, contiguous_strides
 
 DEVICE = DeviceRef.CPU()
@@ -94,23 +97,42 @@ Views = Callable[[int, int], RegionSpec]
         (lambda a, b: region((a, b), (b, 1), (1, a)), True),
         (lambda a, b: region((a, b), (b, 1), (b, 1), (0, 1)), True),
         (lambda a, b: region((a, b), (2 * b, 1), (b, 1), (1, 0)), True),
-        # sizes of 1, and which strides are 0 or 1, are part of the code
+        # which strides are 0 or 1 is part of the code, and an axis of size 1 has strides of 0
         (lambda a, b: region((a, b), (b, 1), (b, 1) if a < b else (1, a)), False),
+        (lambda a, b: region((a, b), (b, 1), (b, 1) if a < b else (b, 0)), False),
         (lambda a, b: region((a, 1 if a < b else b), (b, 1), (b, 1)), False),
     ],
 )
 def test_only_the_form_of_views_is_part_of_a_region(views: Views, same: bool) -> None:
     first, second = SymbolicRegion(views(5, 7)).spec, SymbolicRegion(views(9, 8)).spec
     assert (first == second) is same
+    assert not first.reduces and not any(isinstance(dim, int) for dim in first.dims)
 
 
 def test_contiguous_views_stay_contiguous() -> None:
     spec = SymbolicRegion(region((5, 7, 3), (21, 3, 1), (21, 0, 1), (21, 3, 2))).spec
     whole, part, other = (v.strides for v in (spec.results[0], *spec.values[:2]))  # type: ignore[union-attr]
     assert whole == contiguous_strides(spec.dims)
+    rows, columns = (
+        v.strides for v in SymbolicRegion(region((5, 7), (7, 1), (1, 0), (0, 1))).spec.values[:2]
+    )  # type: ignore[union-attr]
+    assert (rows, columns) == ((1, 0), (0, 1))
+    narrow = SymbolicRegion(region((5, 7, 3), (21, 3, 1), (3, 0, 1)))
+    # contiguous along the axes that it varies along
+    assert narrow.spec.values[0].strides == (narrow.spec.dims[2], 0, 1)  # type: ignore[union-attr]
     # not as far apart as its own sizes say
     assert part[1:] == (0, 1) and part[0] not in (21, *whole)
     assert other[2] != 2 and other[0] != whole[0]
+
+
+def test_sizes_that_are_symbols_stay() -> None:
+    n = DimExpr.of("n")
+    symbolic = SymbolicRegion(region((n, 7), (7, 1), (1, n)))
+    assert symbolic.spec.dims[0] == n and symbolic.spec.values[0].strides == (1, n)  # type: ignore[union-attr]
+    kernel = RegionKernel("", (), (n, *symbolic.spec.dims, symbolic.spec.dims[1] * n), False, {})
+    assert symbolic.with_sizes(kernel).scalars == (n, n, 7, n * 7)
+    grid = replace(kernel, geometry=Geometry((symbolic.spec.dims[1], 2), (3,), 5))
+    assert symbolic.with_sizes(grid).geometry == Geometry((7, 2), (3,), 5)
 
 
 def test_sums_keep_their_sizes() -> None:

@@ -27,8 +27,7 @@ class SymbolicRegion:
         assert not region.reduces, "the order of a sum may depend on its static size"
         self._env: dict[str, Size] = {}
         self._static = region.dims
-        # an axis of size 1 stays one, and code that never runs may divide by a size of 0
-        self._dims = tuple([dim if dim in (0, 1) else self._symbol(dim) for dim in region.dims])
+        self._dims = tuple([self._symbol(dim) for dim in region.dims])
         self.spec = RegionSpec(
             self._dims,
             False,
