@@ -5,8 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,11 +16,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationRequest
-from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
-from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
+from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget, ReasoningLimit
 from max.pipelines.generation.coroutines import run_async
 from max.pipelines.generation.generation import Generation
 from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.steps.step_tokens import bounded_steps, with_closing_tokens
 from max.serve.chat.prompt import Conversation, reasoning_budget
 from max.serve.chat.tools.formats import FORMATS
 from max.serve.chat.tools.harmony import HarmonyParser
@@ -235,3 +238,25 @@ def test_the_model_reads_the_forced_tokens(reference, budget) -> None:
     thoughts = greedy(prompt, budget) if budget else []
     answer = greedy([*prompt, *thoughts, *closing], 12 - budget - len(closing))
     assert list(output.tokens) == [*thoughts, *closing, *answer]
+
+
+def test_a_step_reads_the_last_tokens_of_a_long_answer_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a budget that is not used up, the answer's tokens are neither listed nor decoded as a whole."""
+    listed: list[int] = []
+
+    class Listed(np.ndarray):
+        def tolist(self) -> Any:
+            listed.append(len(self))
+            return super().tolist()
+
+    budget = ReasoningBudget(UNLIMITED, "<think>", "</think>", True, 1, (1, 2), temperature=0.5)
+    context = TextContext(tokens=np.arange(9), max_length=9000, reasoning_budget=budget)
+    answer = property(lambda own: np.arange(5000).view(Listed))
+    monkeypatch.setattr(TextContext, "generated_tokens", answer)
+    tokenizer = SimpleNamespace(decode_now=lambda tokens: "x" * len(tokens))
+    for _ in range(3):
+        assert bounded_steps(5, context, tokenizer) == 1
+        assert with_closing_tokens(np.array([3]), [context], tokenizer).tolist() == [3]
+    assert listed == [10] * 3

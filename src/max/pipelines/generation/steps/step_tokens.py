@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -112,8 +112,7 @@ def bounded_steps(num_steps: int, context: TextGenerationContext, tokenizer: obj
     if limit is None:
         return num_steps
     if limit.sets_temperature:
-        decode = cast(TextTokenizer, tokenizer).decode_now
-        limit.observe(context.generated_tokens.tolist(), decode)
+        limit.observe(*_answer_of(context, tokenizer))
     return limit.bounded_steps(num_steps, len(context.generated_tokens))
 
 
@@ -137,8 +136,7 @@ def with_closing_tokens(
         limit = reasoning_limit(context)
         if limit is None or context.active_idx < context.end_idx:
             continue
-        generated = context.generated_tokens.tolist()
-        token = limit.forced_token(generated, cast(TextTokenizer, tokenizer).decode_now)
+        token = limit.forced_token(*_answer_of(context, tokenizer))
         if token is not None and token != chosen_tokens[row]:
             forced[row] = token
     if not forced:
@@ -146,6 +144,14 @@ def with_closing_tokens(
     tokens = chosen_tokens.copy()
     tokens[list(forced)] = list(forced.values())
     return tokens
+
+
+def _answer_of(
+    context: TextGenerationContext, tokenizer: object
+) -> tuple[Sequence[int], Callable[[Sequence[int]], str]]:
+    """The tokens of an answer, and what decodes a part of them: only that part becomes a list, of a long answer too."""
+    decode = cast(TextTokenizer, tokenizer).decode_now
+    return cast(Any, context.generated_tokens), lambda part: decode(cast(Any, part).tolist())
 
 
 def append_tokens(
