@@ -28,7 +28,7 @@ __all__ = ["Bounds", "integer_range"]
 
 Interval = tuple[float, float]
 
-LARGEST = 1e30
+LARGEST = 2.0**100
 """Magnitudes up to this are followed: products of them and a few rounding errors are finite in float32."""
 MOST_ELEMENTS = 1 << 16
 """The most elements of a constant that are looked at."""
@@ -78,6 +78,7 @@ class Bounds:
         low, high = found
         if type(value.owner) in _ROUNDED:
             low, high = low - ROUNDING * abs(low), high + ROUNDING * abs(high)
+        # of NaN and infinities it is false
         return (low, high) if max(-low, high) <= LARGEST else None
 
     def _of_result(self, value: SSAValue) -> Interval | None:
@@ -92,7 +93,8 @@ class Bounds:
         if not isinstance(op, MoOp):
             return None
         if op.spec.view:
-            return self.of(op.operands[0])
+            (source,) = op.operands
+            return self.of(source)
         if constant_of(op) is not None:
             return _of_constant(value)
         rule = _RULES.get(type(op))
@@ -104,14 +106,11 @@ class Bounds:
 
 
 def _of_constant(value: SSAValue) -> Interval | None:
-    """The bounds of a constant or a view of it."""
-    while isinstance(view := value.owner, MoOp) and view.spec.view:
-        value = view.operands[0]
+    """The least and greatest element of a constant; they may be NaN or infinite."""
     array = constant_of(value.owner)
     if array is None or not 0 < array.size <= MOST_ELEMENTS:
         return None
-    low, high = float(array.min()), float(array.max())
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+    return float(array.min()), float(array.max())
 
 
 def _sum(a: Interval, b: Interval) -> Interval:
