@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from max.graph.weights import WeightsFormat
+from max.pipelines.checkpoints import hub
 from max.pipelines.checkpoints.encodings import SupportedEncoding as Encoding
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType, looks_local
 from max.pipelines.core import ModelFilesError
+from tests.pipelines.test_model_config import gguf_file
 
 ONE = {"a": np.ones((4, 8), np.float32)}
 
@@ -61,7 +64,7 @@ def test_a_file_is_a_model_if_it_is_one_of_gguf(tmp_path: Path) -> None:
     assert repo.file_exists("a.gguf") and not repo.file_exists("b.safetensors")
     assert repo.file("a.gguf") == own and repo.file("b.safetensors") is None
     assert repo.size_of("a.gguf") == 4 and repo.size_of("b.safetensors") is None
-    with pytest.raises(ModelFilesError, match="is a file, not a folder"):
+    with pytest.raises(ModelFilesError, match=f"model folder {other} is a file, not a folder"):
         HuggingFaceRepo(str(other))
     folder = HuggingFaceRepo(str(tmp_path))
     assert folder.gguf_file == own
@@ -143,7 +146,31 @@ def test_encodings_of_files(tmp_path: Path) -> None:
         == repo.encodings_of(WeightsFormat.safetensors)
         == [Encoding.float32]
     )
-    hub = repo_on_hub("a-q4_0.gguf", "b-q4_0.gguf", "c-bf16.gguf", "d.gguf")
-    assert hub.supported_encodings == [Encoding.q4_0, Encoding.bfloat16]
+    gguf_file(tmp_path / "x.gguf", "Q8_0")
+    assert repo.encoding_for_file("x.gguf") == Encoding.q8_0
+    # what was read does not tell models apart
+    assert repo == HuggingFaceRepo(str(tmp_path)) and "TensorEntry" not in repr(repo)
+    assert not repo.trust_remote_code
+    online = repo_on_hub("a-q4_0.gguf", "b-q4_0.gguf", "c-bf16.gguf", "d.gguf")
+    assert online.supported_encodings == [Encoding.q4_0, Encoding.bfloat16]
     with pytest.raises(ValueError, match="is a folder: the hub knows nothing of it"):
         _ = repo.info
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_encodings_on_the_hub(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As config.json states them: the weights need not be downloaded."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({key: "bfloat16"}))
+    monkeypatch.setattr(HuggingFaceRepo, "file", lambda self, name: config)
+    repo = repo_on_hub("config.json", "model.safetensors")
+    assert repo.supported_encodings == [Encoding.bfloat16]
+
+
+def test_files_are_downloaded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=60)
+    monkeypatch.setattr(hub, "call_hub", lambda *given: Path(str(both.wait() >= 0)))
+    assert hub.download_weight_files("org/absent-model", ["a", "b"]) == [Path("True")] * 2
+    assert hub.download_weight_files("org/absent-model", []) == []
+    (tmp_path / "a").write_text("")
+    assert hub.download_weight_files(str(tmp_path), ["a"]) == [tmp_path / "a"]

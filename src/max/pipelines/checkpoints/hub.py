@@ -134,7 +134,7 @@ class HuggingFaceRepo:
             return _path_of(self.repo_id)
         if self.repo_type == RepoType.online or self.folder is None:
             return None
-        paths = first_parts(map(str, sorted(self.folder.glob("*.gguf"))))
+        paths = first_parts(map(str, self.folder.glob("*.gguf")))
         files = [Path(path) for path in paths]
         # of several files it is not clear which one counts
         return files[0] if len(files) == 1 else None
@@ -264,7 +264,7 @@ class HuggingFaceRepo:
                 index = self.file(f"{whole}.index.json")
                 assert index is not None
                 files[weights_format] = self._shards(index)
-            elif len(names) > 1:
+            elif names:
                 # some repositories also contain Meta's original files, or adapters
                 own = [n for n in names if not n.startswith(("consolidated", "adapter"))]
                 files[weights_format] = own or names
