@@ -301,7 +301,8 @@ def prepared(
     arguments = (SlotCode(1, 0), SlotCode(0, 99), *(SlotCode(value, 0) for value in slots))
     first = LaunchCode("kernel", arguments, False, False, "first", limit=limit)
     lower = LimitCode(0, "x", 50, SlotCode(1, 0))
-    launches = [first, replace(first, name="second", limit=lower)]
+    others = (SlotCode(1, 0), SlotCode(0, 33), *arguments[2:])
+    launches = [first, replace(first, name="second", slots=others, limit=lower)]
     # the threshold and its slot are those of the first launch
     other = LaunchCode("kernel", (SlotCode(0, 5), SlotCode(0, 7)), False, False, "other")
     main = ProgramCode(

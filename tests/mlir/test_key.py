@@ -40,6 +40,16 @@ def test_what_differs_has_other_keys() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_the_order_of_operands_and_arguments_counts() -> None:
+    text = BODY.format(k="1", out="%x")
+    swapped = text.replace("mo.sub(%a, %b)", "mo.sub(%b, %a)")
+    twice = text.replace("mo.sub(%a, %b)", "mo.sub(%a, %a)")
+    more = text.replace("@g(", "@g(%c: !mo.tensor<[3], si8, cpu:0>, ")
+    other = more.replace("[3], si8", "[3], si16")
+    texts = [text, swapped, twice, more, other]
+    assert len({mlir.key_text(mlir.parse_module(each)) for each in texts}) == len(texts)
+
+
 def test_names_and_places_of_values_do_not_matter() -> None:
     assert key() == key(names="cd") != key(names="ba", out="%a")
     module = mlir.parse_module(BODY.format(k="1", out="%x"))
