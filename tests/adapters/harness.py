@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,12 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.gguf.reader import config_of
 from max.pipelines.models.decoder.model import DecoderModel
 from tests.architectures.families import CASES, architecture, config_file, transformers_model
-from tests.architectures.llama_harness import Server, weights_of
+from tests.architectures.llama_harness import (
+    Server,
+    reference_logits,
+    relative_error,
+    weights_of,
+)
 from tests.nn.harness import Array
 
 Tensors = dict[str, Array]
@@ -145,6 +150,19 @@ def merged(model: torch.nn.Module, adapter: Adapter, scale: float = 1.0) -> torc
             new = w + scale * (new - w)
             weight.copy_(new.T if turned else new)
     return copied
+
+
+def rounding_bound(model: torch.nn.Module, text: Sequence[int]) -> float:
+    """The relative error of logits that rounding explains: random adapters can make a norm's variance nearly 0.
+
+    It is eight times the change of the logits if each weight is off by up to four units in the last place.
+    """
+    other, draws = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in other.parameters():
+            off = torch.rand(weight.shape, generator=draws) * 8 - 4
+            weight *= 1 + off * torch.finfo(torch.float32).eps
+    return 8 * relative_error(reference_logits(other, text), reference_logits(model, text))
 
 
 class AdapterServer(Server):
