@@ -217,7 +217,7 @@ def fixed(
         of=lambda requests, count: None if plain is None else plain + each * count**1.3,
     )
     lengths.seconds = known
-    line: Any = SimpleNamespace(of=lambda count: drafting[0] + drafting[1] * count)
+    line: Any = SimpleNamespace(expected=lambda count: drafting[0] + drafting[1] * count)
     lengths._drafting = {1: line}
     return lengths
 
