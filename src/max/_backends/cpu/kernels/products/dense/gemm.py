@@ -212,24 +212,28 @@ def reads_rows_in_place(x: DType, panels: DType, inner: object) -> bool:
 
 
 class InnerSize(NamedTuple):
-    """What kernels know of K at compile time.
+    """What kernels know of K, and of the number of rows, at compile time.
 
     Args:
         in_place: Whether rows are read in place; see `reads_rows_in_place`.
         folds: Whether each K block has accumulators of its own; see `Tiling`.
         coding: The coding of the weights (`kernels.products.dense.coded`); None: they are not coded.
+        many_rows: Whether there are never few rows, so that the kernel needs no GEMV path.
     """
 
     in_place: bool
     folds: bool
     coding: Coding | None = None
+    many_rows: bool = False
 
 
-def inner_size(x: DType, panels: DType, inner: object, coding: Coding | None = None) -> InnerSize:
+def inner_size(
+    x: DType, panels: DType, inner: object, coding: Coding | None = None, many_rows: bool = False
+) -> InnerSize:
     """The facts of K; see `reads_rows_in_place`."""
     # weights that are coded have the dtype of the rows
     in_place = reads_rows_in_place(x, panels if coding is None else x, inner)
-    return InnerSize(in_place, is_long(inner), coding)
+    return InnerSize(in_place, is_long(inner), coding, many_rows)
 
 
 class GemmMemory(NamedTuple):

@@ -214,10 +214,9 @@ def multiply_dense(
     a: k.View,
     panels: Any,
     row_threshold: k.Value,
-    in_place: bool,
+    inner: InnerSize,
     t: Tiling,
     ctx: k.Context,
-    many_rows: bool = False,
 ) -> None:
     """The products of a launch; see `matmul_panels`."""
     rows, size = a.shape[0], a.shape[1]
@@ -225,11 +224,11 @@ def multiply_dense(
     # a fixed limit with matrix tiles: these round sums in another order, and a measured limit would change results
     limit = k.i64(ROW_THRESHOLD) if matrix_tiles else k.min(row_threshold, MAX_GEMV_ROWS)
     # the GEMV path requires rows of whole pairs
-    if many_rows or rows > limit or size % t.pair == 1:
+    if inner.many_rows or rows > limit or size % t.pair == 1:
         if matrix_tiles:
             gemm_panels_amx(results, a, panels, t, ctx)
         else:
-            direct = in_place and (t.pair == 2 or a.dtype == t.lane)
+            direct = inner.in_place and (t.pair == 2 or a.dtype == t.lane)
             gemm_panels(results, a, panels, direct, t, ctx)
         return
     gemv_panels(results, a, panels, t, ctx)
@@ -264,18 +263,17 @@ def matmul_panels(
     ctx: k.Context,
     inner: InnerSize,
     parts: Parts = (),
-    many_rows: bool = False,
     epilogue: Any = identity,
 ) -> None:
     """`out` `[M, N]` = `epilogue(a @ b)` from `a` `[M, K]` and the panels `[panels, elements]` of b.
 
-    Up to `row_threshold` rows take the GEMV path, which a kernel for `many_rows` lacks. With `parts` there are several
-    products; see `kernels.tiles.strips`.
+    Up to `row_threshold` rows take the GEMV path. With `parts` there are several products; see
+    `kernels.tiles.strips`.
     """
     t = dense_tiling(ctx.target, a.dtype, panels.dtype, inner)
     results = Results(out, extra, epilogue, t.width, parts)
     weights = as_panels(panels, inner.coding)
-    multiply_dense(results, a, weights, row_threshold, inner.in_place, t, ctx, many_rows)
+    multiply_dense(results, a, weights, row_threshold, inner, t, ctx)
 
 
 @k.kernel
@@ -290,7 +288,6 @@ def matmul_normalized(
     inner: InnerSize,
     norm: Norm,
     parts: Parts = (),
-    many_rows: bool = False,
     epilogue: Any = identity,
 ) -> None:
     """`matmul_panels` on the RMS norm of `a`; see `kernels.products.row_norms`."""
@@ -298,7 +295,7 @@ def matmul_normalized(
     t = dense_tiling(ctx.target, a.dtype, panels.dtype, inner)
     results = Results(out, extra, epilogue, t.width, parts)
     weights = as_panels(panels, inner.coding)
-    multiply_dense(results, rows, weights, row_threshold, inner.in_place, t, ctx, many_rows)
+    multiply_dense(results, rows, weights, row_threshold, inner, t, ctx)
 
 
 @k.kernel
@@ -319,7 +316,7 @@ def matmul_adapted(
     t = dense_tiling(ctx.target, a.dtype, panels.dtype, inner)
     results = Results(out, extra, epilogue, t.width, parts, terms, after)
     weights = as_panels(panels, inner.coding)
-    multiply_dense(results, a, weights, row_threshold, inner.in_place, t, ctx)
+    multiply_dense(results, a, weights, row_threshold, inner, t, ctx)
 
 
 def lower_matmul(
@@ -354,11 +351,10 @@ def lower_matmul(
         else Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
         *further_results(results),
     )
-    params = {"inner": inner_size(x.dtype, operands[1].dtype, inner, coding), **norm_params}
+    known = inner_size(x.dtype, operands[1].dtype, inner, coding, many_rows)
+    params = {"inner": known, **norm_params}
     if parts:
         params |= {"parts": parts, "epilogue": identity_of_parts}
-    if many_rows:
-        params["many_rows"] = True
     kernel = matmul_normalized if memory else matmul_panels
     if has_terms(operands):
         kernel = matmul_adapted
