@@ -21,18 +21,20 @@ QUOTED = {"mok/bodies.py": ["mok.yield"]}
 """The base class of ops with a body is defined before the op that ends one."""
 
 NAMED = {
+    "analysis/bounds.py": (14, "the bounds of each op's results, and which of them are rounded"),
     "analysis/shapes.py": (5, "the layout of each view"),
     "lowering/flops.py": (1, "a cast counts nothing"),
     "lowering/graph_lowering.py": (14, "ops that no kernel of a library carries out: the method of each"),
     "lowering/library_lowering.py": (1, "the name under which libraries have a product"),
     "lowering/region_lowering.py": (1, "a result that is written to its part of a concat"),
     "lowering/region_specs.py": (7, "what each op of a region computes"),
+    "mok/__init__.py": (2, "the cast that one to integers that hold its operand extends"),
     "mok/products.py": (1, "the product that one with a transposed weight extends"),
     "passes/adapted_products.py": (3, "the terms that are added to a product, and the cast between"),
     "passes/attention.py": (24, "the pattern of attention"),
     "passes/base.py": (1, "the elements of a constant"),
     "passes/canonicalize.py": (23, "the rule of each op"),
-    "passes/codes.py": (8, "the pattern of codes that are rounded, clipped and widened"),
+    "passes/codes.py": (20, "codes that are rounded, clipped and widened, and what the sign of a zero reaches"),
     "passes/collectives.py": (3, "the two collectives"),
     "passes/constants.py": (24, "the NumPy function of each op that is folded"),
     "passes/fuse.py": (1, "the norm before a product"),

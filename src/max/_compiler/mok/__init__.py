@@ -65,7 +65,7 @@ class CastWithinOp(MoOp):
     """`mo.cast` of floats to integers that hold them: without limits and NaN it is a single instruction."""
 
     name = "mok.cast_within"
-    spec = replace(CastOp.spec, name="mok.cast_within")
+    spec = replace(CastOp.spec, name=name)
     traits = CastOp.traits
 
 
