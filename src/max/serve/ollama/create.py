@@ -7,12 +7,13 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from max._dataclass import dataclass
+from max._lazy import lazy_module
 from max.pipelines.core.exceptions import ModelFilesError, UserError
 from max.pipelines.store.created import (
     Recipe,
@@ -36,9 +37,14 @@ from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.models.model import ServedModel
 from max.serve.ollama.blobs import blob_path
 from max.serve.ollama.library import name_of, read_order
-from max.serve.ollama.quantizing import check_source, quantized_file, type_of
 from max.serve.ollama.routes import details, json_line, time_text
 from max.serve.ollama.schemas import CopyBody, CreateBody, ShowBody
+
+if TYPE_CHECKING:
+    from max.serve.ollama import quantizing
+else:
+    # loaded when a model is quantized
+    quantizing = lazy_module("max.serve.ollama.quantizing")
 
 T = TypeVar("T")
 router = APIRouter(prefix="/api", tags=["Ollama"])
@@ -124,7 +130,7 @@ def _order(body: CreateBody, store: ModelStore) -> _Order:
     """
     name = name_of(body.model or body.name)
     if body.quantize:
-        type_of(body.quantize)
+        quantizing.type_of(body.quantize)
     if (body.from_ is None) == (not body.files):
         raise ApiError(
             "give one of from, the name of a model, and files, its uploaded files", param="from"
@@ -174,7 +180,7 @@ def _source_folder(order: _Order, store: ModelStore) -> Path | None:
     if not order.source:
         return None
     folder = weights_of(store, store.find(order.source))
-    check_source(folder, order.source)
+    quantizing.check_source(folder, order.source)
     return folder
 
 
@@ -188,9 +194,9 @@ async def _quantized_lines(
             source = folder / re.sub(r"[/:]", "-", order.name)
             source.mkdir()
             link_files(order.files, source)
-            check_source(source, order.name)
+            quantizing.check_source(source, order.name)
         path = folder / "model.gguf"
-        async for line in quantized_file(source, path, order.quantize):
+        async for line in quantizing.quantized_file(source, path, order.quantize):
             yield line
         place = await _in_thread(lambda: _prepare(order, store, {path.name: path}))
     async for line in _lines(order, state, place):
