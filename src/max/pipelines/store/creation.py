@@ -61,7 +61,7 @@ def config_values(store: ModelStore, stored: StoredModel) -> tuple[dict[str, Any
     recipe = recipe_of(stored.path)
     if recipe is None:
         return {"model_path": str(stored.path)}, Recipe()
-    values: dict[str, Any] = {"model_path": str(weights_of(store, stored))}
+    values: dict[str, Any] = {"model_path": str(_weights(store, stored, recipe))}
     if recipe.has_template:
         values["chat_template"] = stored.path / _TEMPLATE
     if recipe.has_adapter:
@@ -85,10 +85,11 @@ def weights_of(store: ModelStore, stored: StoredModel) -> Path:
     Raises:
         UserError: The base of a created model is gone.
     """
-    recipe = recipe_of(stored.path)
-    return (
-        stored.path if recipe is None or not recipe.base else store.find_or_open(recipe.base).path
-    )
+    return _weights(store, stored, recipe_of(stored.path) or Recipe())
+
+
+def _weights(store: ModelStore, model: StoredModel, recipe: Recipe) -> Path:
+    return store.find_or_open(recipe.base).path if recipe.base else model.path
 
 
 def with_adapter(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,10 +143,10 @@ def create(
         if weights:
             link_files(weights, folder)
             recipe = replace(recipe, base="")
-        if weights and not _has_weights(folder):
-            raise InputError(
-                "the files are no model: give one GGUF file, or config.json with safetensors files"
-            )
+            if not _has_weights(folder):
+                raise InputError(
+                    "the files are no model: give one GGUF file, or config.json with safetensors files"
+                )
         if adapter:
             (folder / _ADAPTER).mkdir()
             link_files(adapter, folder / _ADAPTER)

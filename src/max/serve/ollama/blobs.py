@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _FOLDER = ".blobs"
 _KEPT_S = 24 * 3600
 """Seconds after which a blob of which no model was made is deleted, when the next one comes."""
-_RESERVE = 1 << 30
+RESERVE = 1 << 30
 """The bytes of the disk that stay free."""
 _MOST_AT_ONCE = 4
 _WRITE = 1 << 20
@@ -84,7 +84,7 @@ async def take_blob(digest: str, request: Request) -> Response:
 
 async def _store_body(request: Request, path: Path) -> Response:
     await asyncio.to_thread(_make_room, path.parent)
-    free = shutil.disk_usage(path.parent).free - _RESERVE
+    free = shutil.disk_usage(path.parent).free - RESERVE
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > free:
         raise _no_space(path.parent)

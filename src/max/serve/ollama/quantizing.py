@@ -12,6 +12,7 @@ from pathlib import Path
 
 from max.pipelines.core.exceptions import InputError
 from max.serve.errors import ApiError, short_text
+from max.serve.ollama.blobs import RESERVE
 from max.serve.ollama.routes import json_line
 
 __all__ = ["check_source", "quantized_file", "type_of"]
@@ -21,8 +22,6 @@ _TYPES = {
     "q6_k": "q6_k", "q8_0": "q8_0", "q4_0": "q4_0", "f16": "f16", "bf16": "bf16", "f32": "f32",
 }  # fmt: skip
 """The types of `max quantize` by Ollama's names: embedding and output layer have 6 bits or more in all of them."""
-_RESERVE = 1 << 30
-"""The bytes of the disk that stay free."""
 _at_work = asyncio.Semaphore(1)
 
 
@@ -60,7 +59,7 @@ def check_source(folder: Path, name: str) -> None:
             "Only float weights in that layout are quantized.",
         )
     # a file of floats is the greatest
-    if shutil.disk_usage(folder).free - sum(p.stat().st_size for p in weights) < _RESERVE:
+    if shutil.disk_usage(folder).free - sum(p.stat().st_size for p in weights) < RESERVE:
         raise ApiError("the disk has no room for a quantized model", status=507)
 
 
