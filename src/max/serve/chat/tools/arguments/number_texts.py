@@ -74,20 +74,30 @@ def _parts(size: Decimal) -> tuple[str, str]:
     return before.lstrip("0") or "0", after.rstrip("0")
 
 
+def _differing(digits: str, rest: str, greater: bool) -> list[str]:
+    """Patterns of digits that first differ at some position, where they are greater or less.
+
+    Args:
+        digits: The digits.
+        rest: The pattern of the digits after it; ``{}`` stands for their number.
+        greater: Whether the digit there is greater.
+    """
+    end = "9" if greater else "0"
+    return [
+        digits[:at]
+        + (f"[{int(digit) + 1}-9]" if greater else f"[0-{int(digit) - 1}]")
+        + rest.format(len(digits) - at - 1)
+        for at, digit in enumerate(digits)
+        if digit != end
+    ]
+
+
 def _large(bound: Decimal, strict: bool) -> str:
     """The positive numbers from a bound on."""
     whole, fraction = _parts(bound)
     options = [rf"[1-9][0-9]{{{len(whole)},}}(\.[0-9]+)?"]
-    options += [
-        rf"{whole[:at]}[{int(digit) + 1}-9][0-9]{{{len(whole) - at - 1}}}(\.[0-9]+)?"
-        for at, digit in enumerate(whole)
-        if digit != "9"
-    ]
-    ends = [
-        f"{fraction[:at]}[{int(digit) + 1}-9][0-9]*"
-        for at, digit in enumerate(fraction)
-        if digit != "9"
-    ]
+    options += [rf"{each}(\.[0-9]+)?" for each in _differing(whole, "[0-9]{{{}}}", True)]
+    ends = _differing(fraction, "[0-9]*", True)
     ends.append(f"{fraction}0*[1-9][0-9]*" if strict else f"{fraction}[0-9]*")
     options.append(rf"{whole}\.({'|'.join(ends)})")
     if not fraction and not strict:
@@ -99,16 +109,8 @@ def _small(bound: Decimal, strict: bool) -> str:
     """The numbers from zero to a bound that is positive."""
     whole, fraction = _parts(bound)
     options = [rf"[0-9]{{1,{len(whole) - 1}}}(\.[0-9]+)?"] if len(whole) > 1 else []
-    options += [
-        rf"{whole[:at]}[0-{int(digit) - 1}][0-9]{{{len(whole) - at - 1}}}(\.[0-9]+)?"
-        for at, digit in enumerate(whole)
-        if digit != "0"
-    ]
-    ends = [
-        f"{fraction[:at]}[0-{int(digit) - 1}][0-9]*"
-        for at, digit in enumerate(fraction)
-        if digit != "0"
-    ]
+    options += [rf"{each}(\.[0-9]+)?" for each in _differing(whole, "[0-9]{{{}}}", False)]
+    ends = _differing(fraction, "[0-9]*", False)
     ends += [fraction[:at] for at in range(1, len(fraction))]
     ends += [] if strict else [f"{fraction}0*"]
     if ends:
