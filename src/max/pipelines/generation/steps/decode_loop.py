@@ -6,7 +6,6 @@ have grammars, that graph also samples the tokens, among those that the masks of
 
 from __future__ import annotations
 
-import operator
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.generation.steps.reusable_inputs import has_same_requests
 from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel
@@ -348,7 +348,7 @@ class DecodeLoop:
     def _constants(self, batch: Sequence[TextGenerationContext]) -> list[Tensor]:
         """The seeds of requests and the tokens that end them; those of the last batch if it had the same requests."""
         last, constants = self._last_constants
-        if len(last) != len(batch) or not all(map(operator.is_, last, batch)):
+        if not has_same_requests(batch, last):
             seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)
             constants = [*map(self._on_device, (seeds, _ends(batch)))]
             self._last_constants = list(batch), constants

@@ -13,7 +13,18 @@ from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.sampling.inputs import SamplingInputs
 
-__all__ = ["BatchInputs", "ReusableInputs"]
+__all__ = ["BatchInputs", "ReusableInputs", "has_same_requests"]
+
+
+def has_same_requests(batch: Sequence[Any], last: Sequence[Any]) -> bool:
+    """Whether two batches have the same requests in the same order.
+
+    Args:
+        batch: The contexts of one.
+        last: Those of the other.
+    """
+    # the same objects: a request that ended and came again has another context
+    return len(batch) == len(last) and all(map(operator.is_, batch, last))
 
 
 class BatchInputs:
@@ -33,8 +44,7 @@ class BatchInputs:
 
     def _begin(self, batch: Sequence[Any]) -> None:
         """Forgets the inputs of another batch."""
-        # the same objects: a request that ended and came again has another context
-        if len(batch) != len(self._last) or not all(map(operator.is_, batch, self._last)):
+        if not has_same_requests(batch, self._last):
             self._last = list(batch)
             self._cache_inputs = self._sampling = None
 
