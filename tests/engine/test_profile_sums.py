@@ -231,7 +231,7 @@ def test_programs_are_shown_once_at_the_end_of_the_process(
     assert [line.split()[-1] for line in lines[1:-1]] == ["add", "matmul"]
     assert lines[0].startswith("  share") and lines[-1].startswith("2 runs, 2000.000 ms")
     assert log.level == logging.INFO
-    # who has logging set up sees it there
+    # a program that has configured logging gets the message as a log record
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())

@@ -127,7 +127,7 @@ def test_an_index_without_files(index: dict[str, object], tmp_path: Path) -> Non
 
 
 def test_encodings_of_files(tmp_path: Path) -> None:
-    """Of files that are not there by their names."""
+    """The encoding of a file, or of its name where the file does not exist."""
     save_file(ONE, tmp_path / "model.safetensors")
     repo = HuggingFaceRepo(str(tmp_path))
     assert repo.encoding_for_file("model.safetensors") == Encoding.float32

@@ -33,7 +33,7 @@ prefixes. With 3/2, requests queue where the prefix of most of them is.
 """
 _LOAD = 1 << 32  # more than the open requests of a replica
 _FEW = 32
-"""Up to so many replicas, a loop over them takes less time than arrays."""
+"""The number of replicas up to which a loop over them is faster than NumPy arrays."""
 MOST_REPORTED = 1 << 20
 """The pages of a replica that are noted; more can only come from one that reports wrong ones."""
 
