@@ -7,6 +7,7 @@ from itertools import permutations
 from typing import Any
 
 from max.pipelines.structured.schema_merging import condition_base
+from max.pipelines.structured.schema_objects import join_all_of
 from max.pipelines.structured.schema_opposites import Opposites
 from max.pipelines.structured.schema_references import References
 
@@ -66,10 +67,14 @@ class Conditions:
         if len(choices) > _MOST_COMPARED:
             return True
         kind = {"type": schema["type"]} if "type" in schema else {}
-        parts = [{**kind, **self._references.resolve(c)} for c in choices if isinstance(c, Mapping)]
+        parts = [
+            join_all_of({**kind, **self._references.resolve(each)}, self._references)
+            for each in choices
+            if isinstance(each, Mapping)
+        ]
         return any(
-            # alternatives that are no objects with properties are compared by the grammar's package
-            "properties" in other and not self._opposites.excludes(other, one, closes=True)
+            # alternatives that stay as they are are compared by the grammar's package
+            _may_close(other) and not self._opposites.excludes(other, one, closes=True)
             for one, other in permutations(parts, 2)
         )
 
@@ -105,6 +110,12 @@ class Conditions:
                 # the condition is void without the property
                 found.append(absent if needed is False else {"anyOf": [absent, present]})
         return found, left
+
+
+def _may_close(schema: Mapping[str, Any]) -> bool:
+    """Whether objects of an alternative, or of schemas in it, may get no other properties than those listed."""
+    listed = ("properties", "patternProperties", "allOf", "anyOf", "oneOf")
+    return any(schema.get(keyword) is not None for keyword in listed)
 
 
 def _both(first: Any, second: Any) -> Any:

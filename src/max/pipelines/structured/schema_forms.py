@@ -185,9 +185,8 @@ class _Writer:
         written = {key: schema[key] for key in KEPT if key in schema}
         self._plain(written, schema, path)
         for keyword in DROPPED:
-            unset = None if keyword == "unevaluatedItems" else False
-            if schema.get(keyword) not in (None, unset):
-                self._write_unsupported(written, schema, keyword, path)
+            if keyword in schema and (keyword != "uniqueItems" or schema[keyword]):
+                self._write_unsupported(written, schema, keyword, path, closed)
         conditions = self._alternatives(schema, path)
         self._object(written, schema, path, depth, closed)
         self._array(written, schema, path, depth)
@@ -306,15 +305,18 @@ class _Writer:
         schema: Mapping[str, Any],
         keyword: str,
         path: tuple[str, ...],
+        closed: bool,
     ) -> None:
         """A keyword without counterpart in a grammar: some are said by others."""
         value = schema[keyword]
-        listed = schema.get("properties") or schema.get("patternProperties")
-        if keyword == "propertyNames" and (value is True or not listed):
-            return  # by `_object`, as a pattern
-        if keyword == "propertyNames" and "additionalProperties" not in schema and self._closes:
-            if all(misfit(name, value) is None for name in schema.get("properties") or ()):
-                return  # there are only names that fit
+        if keyword == "propertyNames":
+            listed, patterns = (schema.get(k) for k in ("properties", "patternProperties"))
+            if value is True or not (listed or patterns):
+                return  # by `_object`, as a pattern
+            alone = closed and self._closes and not combines(schema)
+            if not patterns and schema.get("additionalProperties", not alone) is False:
+                if all(misfit(name, value) is None for name in listed or ()):
+                    return  # there are only names that fit
         if keyword == "unevaluatedItems" and not schema.keys() & _WITH_ITEMS:
             return  # by `_array`
         if keyword == "uniqueItems" and keywords.get("maxItems", 2) <= 1:
@@ -339,7 +341,7 @@ class _Writer:
         patterns = schema.get("patternProperties")
         patterns = dict(patterns) if isinstance(patterns, Mapping) else {}
         names = schema.get("propertyNames")
-        if isinstance(names, Mapping) and not listed and not patterns:
+        if names is not None and not listed and not patterns:
             patterns, more = self._properties_by_name(keywords, names, more, path, depth)
         if listed or "properties" in keywords:
             keywords["properties"] = {
@@ -370,13 +372,18 @@ class _Writer:
             and self._closes
             and (listed or kept or "properties" in schema)
             and not combines(schema)
+            and not schema.keys() & {"enum", "const"}
         ):
             keywords["additionalProperties"] = False
         # a closed object lists what it requires
-        if keywords.get("additionalProperties") is False:
-            for name in required:
-                if name not in keywords.get("properties", {}) and not kept:
-                    keywords.setdefault("properties", {})[name] = {}
+        if keywords.get("additionalProperties") is False and not kept:
+            unlisted = [name for name in required if name not in keywords.get("properties", {})]
+            if unlisted and more is False:
+                self._note(
+                    path, f"additionalProperties, as {json.dumps(unlisted[0])[:80]} is required"
+                )
+            for name in unlisted:
+                keywords.setdefault("properties", {})[name] = {}
         self._property_counts(keywords, path, kept)
 
     def _property_counts(
@@ -403,9 +410,11 @@ class _Writer:
             self._note(path, keyword)
 
     def _properties_by_name(
-        self, keywords: dict[str, Any], names: Mapping[str, Any], more: Any, path: tuple[str, ...], depth: int
+        self, keywords: dict[str, Any], names: Any, more: Any, path: tuple[str, ...], depth: int
     ) -> tuple[dict[str, Any], Any]:  # fmt: skip
         """Properties whose names have a schema, as patterns or as optional properties."""
+        if isinstance(names, bool):
+            return {}, more if names else False
         value = {} if more is None or more is True else more
         known, wrong = well_formed(self._references.resolve(names))
         choices = None if wrong else listed_texts(known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from max.pipelines.structured.pattern_automata import (
@@ -10,7 +10,7 @@ from max.pipelines.structured.pattern_automata import (
     other_texts,
     unlike_pattern,
 )
-from max.pipelines.structured.schema_merging import ASSERTIONS, names_in, well_formed
+from max.pipelines.structured.schema_merging import ASSERTIONS, combines, names_in, well_formed
 from max.pipelines.structured.schema_references import References
 
 __all__ = ["Opposites"]
@@ -73,6 +73,9 @@ class Opposites:
         kinds = [listed] if isinstance(listed, str) else listed
         for keyword in sorted(set(schema) & ASSERTIONS - _WITH_OTHERS):
             members += self._keyword_opposites(keyword, schema, base, kinds, depth)
+        more = schema.get("additionalProperties", {})
+        if "properties" not in schema and more not in (True, {}):
+            members.append({"type": "object", "minProperties": 1} if more is False else None)
         return _any(members)
 
     def excludes(self, one: Any, other: Any, depth: int = 0, closes: bool = False) -> bool:
@@ -93,12 +96,22 @@ class Opposites:
         one, other = self._references.resolve(one), self._references.resolve(other)
         if not _kinds(one) & _kinds(other):
             return True
+        for options, _ in _alternatives(one):
+            if all(self.excludes(each, other, depth + 1, closes) for each in options):
+                return True
+        for options, alone in _alternatives(other):
+            if all(self.excludes(one, each, depth + 1, closes and alone) for each in options):
+                return True
         first, second = _choices(one), _choices(other)
         if first is not None and second is not None:
             return not any(_is_in(each, second) for each in first)
         if not _kinds(one) == _kinds(other) == {"object"}:
             return False
-        sides = [_inner(each, "properties") for each in (one, other)]
+        # objects that get no other properties than those listed get the required ones too
+        sides = [
+            {**dict.fromkeys(names_in(each, "required"), True), **_inner(each, "properties")}
+            for each in (one, other)
+        ]
         for schema, side in ((one, 1), (other, 0)):
             for name in names_in(schema, "required"):
                 if name in sides[side]:
@@ -247,11 +260,22 @@ class Opposites:
         return members
 
 
+def _alternatives(schema: Mapping[str, Any]) -> Iterator[tuple[list[Any], bool]]:
+    """The alternatives of a schema, and whether it says nothing beside them."""
+    kind = {"type": schema["type"]} if "type" in schema else {}
+    for keyword in ("anyOf", "oneOf"):
+        options = schema.get(keyword)
+        if isinstance(options, list) and options:
+            parts = [{**kind, **each} if isinstance(each, Mapping) else each for each in options]
+            yield parts, set(schema) & ASSERTIONS <= {"type", keyword}
+
+
 def _is_closed(schema: Mapping[str, Any], closes: bool) -> bool:
     """Whether objects of a schema have the properties that it lists only."""
-    if schema.get("patternProperties"):
+    if schema.get("patternProperties") or "propertyNames" in schema:
         return False
-    return schema.get("additionalProperties", not (closes and "properties" in schema)) is False
+    closes = closes and "properties" in schema and not combines(schema)
+    return schema.get("additionalProperties", not closes) is False
 
 
 def _any(members: list[Opposite]) -> Opposite:
