@@ -109,8 +109,9 @@ def _plain_items(items: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, A
 
 
 def _one_message_of_the_user(messages: list[dict[str, Any]], summary: str) -> list[dict[str, Any]]:
-    """The messages before a summary with it: those of the user are one, as templates may want turns that alternate."""
-    kept = [message for message in messages if message["role"] != "user"]
+    """The messages before a summary with it, which stands for answers, calls and results; those of the user are one, as
+    templates may want turns that alternate."""
+    kept = [m for m in messages if m["role"] not in ("user", "assistant", "tool")]
     texts = [message["content"] for message in messages if message["role"] == "user"]
     return [*kept, {"role": "user", "content": "\n\n".join([*texts, summary])}]
 

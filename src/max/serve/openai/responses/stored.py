@@ -116,7 +116,10 @@ def keeper(
         stores: Whether later connections may go on with it; False: only the same WebSocket.
     """
     client, of_connection = current_request().client, CONNECTION_RESPONSES.get()
-    inputs = tuple({"id": new_id("item"), **item} for item in items_of(given_input))
+    # clients may send None for an identifier that they do not have
+    inputs = tuple(
+        {**item, "id": item.get("id") or new_id("item")} for item in items_of(given_input)
+    )
     size = len(encode_json(inputs))
 
     def keep(response: dict[str, Any]) -> None:
