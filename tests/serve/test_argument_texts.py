@@ -368,6 +368,28 @@ def test_the_types_of_arguments_are_those_of_the_part_that_lists_them() -> None:
     ):
         assert read("parameters", parameters, answer) == {"v": "12"}
     assert read("parameters", {"type": "object"}, answer) == {"v": 12}
+    # those of names: a pattern, other properties, and all parts together
+    by_name, number = (
+        {"patternProperties": {"^v": {"type": "string"}, "^w": {}}},
+        {"type": "integer"},
+    )
+    for parameters in (
+        by_name,
+        {"$ref": "#/$defs/x", "$defs": {"x": by_name}},
+        {"properties": {"w": number}, "additionalProperties": {"type": "string"}},
+        {"allOf": [{"additionalProperties": {"type": "string"}}]},
+        {"properties": {"v": {}}, "patternProperties": {"v$": {"type": "string"}}},
+        {"properties": {"v": {"type": ["string", "integer"]}}, "anyOf": [text, {"properties": {"w": number}}]},
+    ):  # fmt: skip
+        assert read("parameters", {"type": "object", **parameters}, answer) == {"v": "12"}
+    for parameters in (
+        {"patternProperties": {"^w": {"type": "string"}}},
+        {"properties": {"v": number}, "additionalProperties": {"type": "string"}},
+        {"anyOf": [text, {"properties": {"v": number}}]},
+        {"properties": {"v": {"type": ["string", "integer"]}}, "allOf": [{"properties": {"v": number}}]},
+        {"properties": {"v": False}, "additionalProperties": {"type": "string"}},
+    ):  # fmt: skip
+        assert read("parameters", {"type": "object", **parameters}, answer) == {"v": 12}
     assert argument_schema({"anyOf": "x", "allOf": [1], "properties": [], "$ref": "#"}, "v") is None
 
 

@@ -156,3 +156,16 @@ def test_texts_are_read_as_values_that_fit() -> None:
                 )
             taken, left = taken + found, left + (not found)
     assert taken > 200 and left > 200
+
+
+def test_the_types_of_several_schemas_are_those_in_common() -> None:
+    for members, types in (
+        ([["string", "integer"], ["string"]], {"string"}),
+        ([["string", "integer"], ["number", "null"]], {"integer"}),
+        ([["number", "null"], ["string", "integer"]], {"integer"}),
+        ([["integer", "number"], ["string", "number"]], {"integer", "number"}),
+        ([["integer", "number"], ["string"]], {"integer", "number"}),
+        ([[], ["string"], ["string", "null"]], {"string"}),
+    ):
+        schemas = [{"type": each} if each else {} for each in members]
+        assert types_of({"allOf": schemas}, {}) == types

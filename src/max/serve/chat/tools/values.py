@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 from max.pipelines.core.text import finite_json_value
@@ -51,8 +52,16 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     members = schema.get("allOf")
     if isinstance(members, list):
         known = [types for member in members if (types := types_of(member, root, depth + 1))]
-        return known[0] if known else frozenset()
+        return reduce(_common, known) if known else frozenset()
     return frozenset(("object",)) if "properties" in schema else frozenset()
+
+
+def _common(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+    """The types that two schemas allow; those of the first one where they have none in common."""
+    # an integer is a number
+    pairs = ((one, other), (other, one))
+    whole = {"integer"} if any("integer" in a and "number" in b for a, b in pairs) else set[str]()
+    return (one & other) | whole or one
 
 
 def _type_of(value: Any) -> str:

@@ -120,11 +120,59 @@ def argument_schema(parameters: Mapping[str, Any], name: str) -> Any:
         parameters: The schema of the arguments.
         name: The argument.
     """
-    found = [schema for own, schema in listed_properties(parameters) if own == name]
-    if not found:
+    return _Argument(parameters, name).schema(parameters, 0)
+
+
+class _Argument:
+    """Finds what the parts of a schema say of an argument."""
+
+    def __init__(self, root: Mapping[str, Any], name: str) -> None:
+        self._root, self._name, self._left = root, name, _MOST_SCHEMAS
+
+    def schema(self, parameters: Any, depth: int) -> Any:
+        """What a schema of arguments says of it; None if that is nothing.
+
+        Args:
+            parameters: The schema.
+            depth: The number of schemas around it.
+        """
+        self._left -= 1
+        if not isinstance(parameters, Mapping) or depth > _DEPTH or self._left < 0:
+            return None
+        parts = self._own(parameters)
+        if isinstance(parameters.get("$ref"), str):
+            target = resolve_schema({"$ref": parameters["$ref"]}, self._root)
+            parts.append(self.schema(target, depth + 1))
+        parts += self._members(parameters, "allOf", depth)
+        for keyword in ("anyOf", "oneOf"):
+            # alternatives that do not have it are not those of its value
+            either = [e for e in self._members(parameters, keyword, depth) if e is not None]
+            parts.append({keyword: either} if len(either) > 1 else either[0] if either else None)
+        parts = [each for each in parts if each is not None]
+        return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else None
+
+    def _members(self, parameters: Mapping[str, Any], keyword: str, depth: int) -> list[Any]:
+        members = parameters.get(keyword)
+        return [
+            self.schema(each, depth + 1) for each in (members if isinstance(members, list) else ())
+        ]
+
+    def _own(self, parameters: Mapping[str, Any]) -> list[Any]:
+        """What the keywords of an object say of it."""
+        properties, patterns = (
+            value if isinstance(value := parameters.get(keyword), Mapping) else {}
+            for keyword in ("properties", "patternProperties")
+        )
+        found = [properties[self._name]] if self._name in properties else []
+        found += [
+            each
+            for pattern, each in patterns.items()
+            if misfit(self._name, {"pattern": pattern}) is None
+        ]
         more = parameters.get("additionalProperties")
-        return more if isinstance(more, Mapping) else None
-    return found[0] if len(found) == 1 else {"anyOf": found}
+        if not found and isinstance(more, Mapping):
+            return [more]
+        return [each for each in found if each is not False]
 
 
 def listed_properties(parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
