@@ -263,6 +263,14 @@ class Flags:
         "Collects the time of each launch, and logs spans of `max.profiler`.",
         "when a model is loaded",
     )
+    MAX_STEP_LOG: Flag[Path | None] = Flag(
+        lambda text: Path(text).expanduser(),
+        None,
+        "A file to which engines append what each step was and how long it took, a line of JSON each: "
+        "`max benchmark --simulate --costs FILE` learns the costs of steps from it.",
+        "when an engine is made",
+        "a file",
+    )
     MAX_RUN_ALONE = _bool_flag(
         "Executions with too little work to share run on the calling thread and wake no other worker. `0`: all "
         "workers take part in each, for tests.",

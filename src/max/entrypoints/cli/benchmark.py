@@ -21,6 +21,7 @@ from max.entrypoints.load_test.report import plot, table
 from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
 from max.entrypoints.load_test.traces import read_trace
 from max.pipelines.scheduler.limits import SchedulerLimits
+from max.pipelines.scheduler.measured_costs import MeasuredCosts, read_steps
 from max.pipelines.scheduler.simulation import CostModel, Machine
 
 if TYPE_CHECKING:
@@ -44,11 +45,15 @@ def _rates(context: click.Context, parameter: click.Parameter, value: str) -> li
     return rates
 
 
-def _costs(context: click.Context, parameter: click.Parameter, value: str) -> CostModel:
+def _costs(
+    context: click.Context, parameter: click.Parameter, value: str
+) -> CostModel | MeasuredCosts:
     try:
         costs = [float(part) / 1e3 for part in value.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{value!r} are not numbers with commas between") from None
+        if (path := Path(value)).exists():
+            return MeasuredCosts(read_steps(path))
+        raise click.BadParameter(f"{value!r} is no file, nor numbers with commas between") from None
     if len(costs) != 4 or min(costs) < 0 or costs[0] <= 0:
         raise click.BadParameter("give four numbers from 0 on, the first over 0")
     return CostModel(*costs)
@@ -167,8 +172,9 @@ def _costs(context: click.Context, parameter: click.Parameter, value: str) -> Co
     default="10,0.2,0.5,0.0002",
     show_default=True,
     callback=_costs,
-    metavar="MS,MS,MS,MS",
-    help="With --simulate: milliseconds of a step, a prompt token, a sequence, a cached token.",
+    metavar="FILE|MS,MS,MS,MS",
+    help="With --simulate: the log of a server that ran with MAX_STEP_LOG=FILE, or milliseconds of a step, a prompt "
+    "token, a sequence, a cached token.",
 )
 @click.option(
     "--clients",

@@ -52,6 +52,7 @@ def run_replicas(
     routing: Routing = "prefix",
     note_end: Callable[[Timeline], None] = lambda _: None,
     most_open: int | None = None,
+    turnaround: float = 0.0,
 ) -> ReplicaNumbers:
     """Runs requests through a router and several replicas, in simulated time; keeps no request after its end.
 
@@ -63,6 +64,7 @@ def run_replicas(
         note_end: Called with each request that has ended.
         most_open: The most requests that are open at once: the next one arrives when another one ends, and gets this
             time; None: no limit.
+        turnaround: With `most_open`, the seconds from the end of a request to the arrival of the next one.
 
     Raises:
         InputError: A request needs more pages than a cache has.
@@ -116,7 +118,8 @@ def run_replicas(
         while most_open is not None and len(routes) >= most_open:
             run_next()
         if most_open is not None:
-            timeline.arrival = replace(timeline.arrival, time=max(clock, timeline.arrival.time))
+            time = clock + turnaround if sent >= most_open else clock
+            timeline.arrival = replace(timeline.arrival, time=max(time, timeline.arrival.time))
         arrival = timeline.arrival
         while events and events[0][0] < arrival.time:
             run_next()

@@ -45,6 +45,7 @@ def run_simulated(
     replicas: int = 1,
     routing: Routing = "prefix",
     most_open: int | None = None,
+    turnaround: float = 0.0,
 ) -> dict[str, Any]:
     """Simulates a server under load.
 
@@ -55,6 +56,7 @@ def run_simulated(
         replicas: The number of replicas.
         routing: How requests are routed to them.
         most_open: The most requests that are open at once; None: no limit.
+        turnaround: With `most_open`, the seconds from the end of a request to the arrival of the next one.
 
     Returns:
         The fields of ``summary``, the preemptions, and the seconds of the simulation itself.
@@ -83,6 +85,7 @@ def run_simulated(
         routing,
         lambda each: totals.add(_sample(each)),
         most_open,
+        turnaround,
     )
     taken = time.perf_counter() - begin
     return {

@@ -13,9 +13,11 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from max._config import flags
 from max._dataclass import dataclass
+from max._lazy import lazy_module
 from max.interfaces import (
     BatchType,
     GenerationStatus,
@@ -30,6 +32,11 @@ from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.kv_cache.known_pages import Miss
 from max.pipelines.kv_cache.several_caches import caches_of_models
 from max.pipelines.scheduler import SchedulerLimits, scheduler_of
+
+if TYPE_CHECKING:
+    from max.pipelines.generation import step_log
+else:
+    step_log = lazy_module("max.pipelines.generation.step_log")
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,8 @@ class Engine:
         self._started: list[tuple[RequestID, float, int, Miss | None]] = []
         self._reader = reader
         pipeline.read_steps(reader)
+        path = flags.MAX_STEP_LOG
+        self._log = None if path is None else step_log.StepLog(path)
 
     @property
     def idle(self) -> bool:
@@ -217,6 +226,8 @@ class Engine:
         lengths = [context.current_length for context in batch]
         # the scheduler is not timed: its estimates are of the model
         start = time.perf_counter()
+        if self._log is not None:
+            self._log.begin(batch, start)
         try:
             outputs = pipeline.execute(inputs)
             if not isinstance(outputs, StepResult):
@@ -236,8 +247,8 @@ class Engine:
                 else:
                     self.scheduler.requeue(context)
             raise
-        seconds = time.perf_counter() - start
-        steps = outputs.steps
+        end = time.perf_counter()
+        seconds, steps = end - start, outputs.steps
         # the reader has sent these tokens; the outcomes are the others
         delivered = self._end_reading(steps)
         for request_id, count in delivered.items():
@@ -251,6 +262,8 @@ class Engine:
             self.prompt_steps.record(seconds)
         # before the outcomes: pages of ended requests are free when their clients learn of it
         self.scheduler.update(batch)
+        if self._log is not None:
+            self._log.end(steps, seconds, end if len(self.scheduler) else None)
         for context in batch:
             output, error = outputs.get(context.request_id), getattr(context, "failure", None)
             if error is not None:

@@ -18,6 +18,7 @@ from max.interfaces import BatchType, RequestID, SamplingParams, TextGenerationC
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler.limits import SchedulerLimits
+from max.pipelines.scheduler.measured_costs import MeasuredCosts
 from max.pipelines.scheduler.scheduler import TextScheduler
 
 
@@ -132,14 +133,14 @@ class Machine:
         pages: The number of pages of the KV cache.
         page_size: Tokens per page.
         prefix_caching: Whether requests share the pages of equal prefixes.
-        cost: The cost model of steps.
+        cost: What steps cost.
     """
 
     limits: SchedulerLimits
     pages: int
     page_size: int = 128
     prefix_caching: bool = True
-    cost: CostModel = CostModel()
+    cost: CostModel | MeasuredCosts = CostModel()
 
 
 _SAMPLING = SamplingParams()
