@@ -47,6 +47,17 @@ STARTUP_SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "max_position_embeddings": 2048,
     },
+    # each of its tokens has a text in the tokenizer, so that streams send each of them
+    "llama-26m": {
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 2048,
+        "vocab_size": 4096,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 2048,
+    },
 }
 STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 

@@ -3,8 +3,8 @@
 ``python -m benchmarks.replicas --model DIR`` starts the servers it compares, and asks them in turn, for some minutes.
 It needs a quiet machine of at least two cores. `cores`: replicas of one core each against one engine of all cores.
 `prefixes`: several tenants with prompts that begin alike, on replicas behind one server, and in turn on as many servers
-of one engine. `simulated`: requests at a rate on one engine, and the same in `max benchmark --simulate`, whose costs
-are measured before. `first`: from the start of a server to its first answer.
+of one engine. `simulated`: requests at a rate on one engine, and the same in `max benchmark --simulate`, which learns
+the costs of steps from others. `first`: from the start of a server to its first answer.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-
-import numpy as np
 
 from benchmarks.runner import commit, exit_on_sigterm, machine
 from benchmarks.servers import free_port
+from max._config import with_variable
 from max._host import logical_cpus
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Sample, measure_one, summary
 from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated
 from max.pipelines.generation.batch_pipeline import MIXED_STEP_RATIO
 from max.pipelines.scheduler import SchedulerLimits
-from max.pipelines.scheduler.simulation import Arrival, CostModel, Machine
+from max.pipelines.scheduler.measured_costs import MeasuredCosts, Step, read_steps
+from max.pipelines.scheduler.simulation import Arrival, Machine
 
 CLIENTS, PROMPT, OUTPUT = 16, 128, 64
 TENANTS, COMMON, OWN = 8, 1024, 32
-VOCABULARY = 1000
-"""Tokens below this number are asked for; each model has them."""
+VOCABULARY = range(300, 1000)
+"""The tokens that are asked for: each model has them, and they are no bytes, whose text waits for further ones."""
 
 
 def start(model: str, port: int, cores: Sequence[int], *options: str) -> subprocess.Popen[str]:
@@ -53,7 +54,9 @@ def start(model: str, port: int, cores: Sequence[int], *options: str) -> subproc
     code = "from max.entrypoints.cli import main; main()"
     command = [
         sys.executable, "-c", code, "serve", "--model", model, "--port", str(port), "--metrics-port", "0",
-        "--served-model-name", "m", "--max-length", "2048", "--max-batch-size", "16", *options,
+        "--served-model-name", "m", "--max-length", "2048", "--max-batch-size", "16",
+        # random weights repeat tokens, which drafts would guess
+        "--speculative-method", "none", *options,
     ]  # fmt: skip
     return subprocess.Popen(
         command,
@@ -89,7 +92,8 @@ def serving(
             raise RuntimeError("".join(lines))
         if http_core is not None:
             for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), {http_core})
+                with suppress(ProcessLookupError):  # a thread that has ended meanwhile
+                    os.sched_setaffinity(int(thread.name), {http_core})
         yield Target(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
@@ -111,7 +115,7 @@ def body_of(prompt: Sequence[int], output: int = OUTPUT) -> dict[str, Any]:
 
 def random_tokens(draw: random.Random, count: int) -> list[int]:
     """Random tokens."""
-    return [draw.randrange(VOCABULARY) for _ in range(count)]
+    return [draw.choice(VOCABULARY) for _ in range(count)]
 
 
 async def closed_loop(
@@ -216,71 +220,83 @@ def _first_answer(model: str, cores: Sequence[int], draw: random.Random) -> dict
     return marks
 
 
-async def _costs(target: Target, draw: random.Random) -> tuple[CostModel, float]:
-    """The costs of the engine's steps, and what a request takes beside them, such as HTTP; from a few requests.
-
-    Both are lines through medians: of pauses over the number of sequences, and of first tokens over the prompt.
-    """
-
-    async def pause(batch: int) -> float:
-        bodies = [body_of(random_tokens(draw, 8), 65) for _ in range(batch)]
-        samples = await asyncio.gather(*(measure_one(target, body) for body in bodies))
-        return statistics.median((s.end - s.first) / 64 for s in samples)
-
-    async def first(length: int) -> float:
-        found = [
-            await measure_one(target, body_of(random_tokens(draw, length), 1)) for _ in "abcde"
-        ]
-        return statistics.median(s.end - s.begin for s in found)
-
-    await pause(8)
-    batches, lengths = (1, 2, 4, 8, 16), (32, 64, 128, 256)
-    pauses = [statistics.median([await pause(batch) for _ in "abc"]) for batch in batches]
-    sequence, step = _line(batches, pauses)
-    token, rest = _line(lengths, [await first(length) for length in lengths])
-    return CostModel(step, token, sequence, 0.0), max(rest - step - sequence, 0.0)
+async def _lone_delay(target: Target, draw: random.Random, log: Path) -> float:
+    """What a lone request takes beside the engine's steps, such as HTTP, in seconds: the median of several."""
+    found: list[float] = []
+    for _ in range(15):
+        known = len(read_steps(log))
+        sample = await measure_one(target, body_of(random_tokens(draw, PROMPT), 1))
+        steps = await _steps_after(log, known)
+        found.append(sample.end - sample.begin - sum(step.wait + step.seconds for step in steps))
+    return max(statistics.median(found), 0.0)
 
 
-def _line(places: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """The slope and the value at 0 of the line with the least squares, of which no value is below 0."""
-    slope, begin = np.polyfit(places, seconds, 1)
-    if begin < 0:
-        return float(np.dot(places, seconds) / np.dot(places, places)), 0.0
-    return float(slope), float(begin)
+async def _steps_after(log: Path, known: int) -> list[Step]:
+    """The steps that a log has after those that are known; waits for the first one."""
+    for _ in range(200):
+        if steps := read_steps(log)[known:]:
+            return steps
+        await asyncio.sleep(0.005)
+    raise RuntimeError(f"{log} has no step of the last request")
 
 
 def compare_simulated(model: str, rounds: int) -> dict[str, Any]:
     """Throughput and times of requests at 60 % of the rate that the engine can take, real and simulated.
 
-    Where there are several cores, the last one is for clients and HTTP: the simulator has the engine's time only.
+    The costs of steps are learned from other requests, some of which come at once and some at this rate. Where there
+    are several cores, the last one is for clients and HTTP: the simulator has the engine's time only.
     """
     draw, cores = random.Random(2), sorted(logical_cpus())
     os.sched_setaffinity(0, {cores[-1]})
-    with serving(model, cores[:-1] or cores, http_core=cores[-1]) as target:
-        cost, delay = asyncio.run(_costs(target, draw))
-        bodies = [body_of(random_tokens(draw, PROMPT)) for _ in range(4 * CLIENTS)]
-        most = asyncio.run(closed_loop([target], bodies))["request_throughput"]
-        rate, times = 0.6 * most, [0.0]
-        for _ in range(64 * rounds - 1):
-            times.append(times[-1] + draw.expovariate(rate))
-        real = asyncio.run(_at_times(target, times, draw))
+    with TemporaryDirectory() as folder, with_variable("MAX_STEP_LOG", f"{folder}/steps"):
+        log = Path(folder, "steps")
+        with serving(model, cores[:-1] or cores, http_core=cores[-1]) as target:
+
+            def burst() -> dict[str, Any]:
+                bodies = [body_of(random_tokens(draw, PROMPT)) for _ in range(4 * CLIENTS)]
+                return asyncio.run(closed_loop([target], bodies))
+
+            burst()  # warms up
+            delay = asyncio.run(_lone_delay(target, draw, log))
+            begin = len(read_steps(log))
+            rate = 0.6 * burst()["request_throughput"]
+            asyncio.run(_at_times(target, _times(rate, 32 * rounds, draw), draw))
+            learned = read_steps(log)[begin:]
+            most = burst()["request_throughput"]
+            times = _times(rate, 64 * rounds, draw)
+            real = asyncio.run(_at_times(target, times, draw))
+            cost = MeasuredCosts(learned)
     # as the server's own: it forms batches by what `max serve` takes by default
     limits = SchedulerLimits(
         max_batch_size=16, enable_in_flight_batching=True, mixed_step_ratio=MIXED_STEP_RATIO
     )
     trace = [Arrival(at, tuple(random_tokens(draw, PROMPT)), OUTPUT) for at in times]
-    load = SimulatedLoad(len(times), PROMPT, 0, OUTPUT, 1, 0, trace)
     machine_ = Machine(limits, 256, cost=cost)
+    load = SimulatedLoad(len(times), PROMPT, 0, OUTPUT, 1, 0, trace)
     simulated = run_simulated(machine_, load, rate, 1, "load")
-    burst = [Arrival(0.0, each.prompt, OUTPUT) for each in trace[: 4 * CLIENTS]]
-    of_burst = SimulatedLoad(len(burst), PROMPT, 0, OUTPUT, 1, 0, burst)
-    simulated_most = run_simulated(machine_, of_burst, rate, 1, "load", CLIENTS)
+    clients = [Arrival(0.0, each.prompt, OUTPUT) for each in trace[: 4 * CLIENTS]]
+    of_burst = SimulatedLoad(len(clients), PROMPT, 0, OUTPUT, 1, 0, clients)
+    simulated_most = run_simulated(machine_, of_burst, rate, 1, "load", CLIENTS, delay)
     found = {
         "real": _shown(real, most, 0.0),
         "simulated": _shown(simulated, simulated_most["request_throughput"], delay),
     }
     ratios = {name: value / found["real"][name] for name, value in found["simulated"].items()}
-    return {**found, "ratio": ratios, "rate": rate, "costs": str(cost), "delay ms": 1e3 * delay}
+    return {
+        **found,
+        "ratio": ratios,
+        "rate": rate,
+        "costs": cost.parts_ms(),
+        "delay ms": 1e3 * delay,
+    }
+
+
+def _times(rate: float, count: int, draw: random.Random) -> list[float]:
+    """The times of requests that arrive at a rate, from 0 on."""
+    times = [0.0]
+    while len(times) < count:
+        times.append(times[-1] + draw.expovariate(rate))
+    return times
 
 
 def _shown(run: dict[str, Any], most: float, delay: float) -> dict[str, float]:
