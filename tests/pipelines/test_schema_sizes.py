@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,46 +11,41 @@ import pytest
 
 from max.pipelines.structured.schema_forms import TooLargeSchemaError, grammar_schema
 
-OTHER = {"type": "integer", "minimum": 3}
-WRAPPERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "items": lambda inner: {"items": inner},
-    "prefixItems": lambda inner: {"prefixItems": [inner]},
-    "unevaluatedItems": lambda inner: {"unevaluatedItems": inner},
-    "properties": lambda inner: {"properties": {"a": inner}},
-    "patternProperties": lambda inner: {"patternProperties": {"^a": inner}},
-    "additionalProperties": lambda inner: {"additionalProperties": inner},
-    "unevaluatedProperties": lambda inner: {"unevaluatedProperties": inner},
-    "propertyNames": lambda inner: {"propertyNames": {"const": "a"}, "additionalProperties": inner},
-    "allOf": lambda inner: {"allOf": [inner, OTHER], "minLength": 1},
-    "anyOf": lambda inner: {"anyOf": [OTHER, inner]},
-    "oneOf": lambda inner: {"oneOf": [OTHER, inner]},
-    "unresolved": lambda inner: {"$ref": "#/nowhere", "items": inner},
-}
+TEXT, OTHER = {"type": "string"}, {"type": "integer", "minimum": 3}
+PART = {"type": "object", "properties": {"a": TEXT}}
+WRAPPERS: dict[str, tuple[int, Callable[[Any], dict[str, Any]]]] = {
+    "items": (120, lambda inner: {"items": inner}),
+    "prefixItems": (120, lambda inner: {"prefixItems": [inner]}),
+    "unevaluatedItems": (120, lambda inner: {"unevaluatedItems": inner}),
+    "properties": (120, lambda inner: {"properties": {"a": inner}}),
+    "patternProperties": (120, lambda inner: {"patternProperties": {"^a": inner}}),
+    "additionalProperties": (120, lambda inner: {"additionalProperties": inner}),
+    "unevaluatedProperties": (120, lambda inner: {"unevaluatedProperties": inner}),
+    "propertyNames": (120, lambda inner: {"propertyNames": {"const": "a"}, "additionalProperties": inner}),
+    "allOf": (120, lambda inner: {"allOf": [inner, OTHER], "minLength": 1}),
+    "anyOf": (120, lambda inner: {"anyOf": [OTHER, inner]}),
+    "oneOf": (120, lambda inner: {"oneOf": [OTHER, inner]}),
+    # each of these is written as schemas within schemas
+    "unresolved": (60, lambda inner: {"$ref": "#/nowhere", "items": inner}),
+    "reference": (60, lambda inner: {"$ref": "#/$defs/o", "items": inner}),
+    "contains": (60, lambda inner: {"contains": inner, "maxItems": 1}),
+    "then": (59, lambda inner: {"if": {"type": "integer"}, "then": inner}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("keyword", WRAPPERS)
 def test_schemas_are_120_deep_at_most(keyword: str) -> None:
-    """An unresolved reference is a step of its own."""
-    wrap = WRAPPERS[keyword]
-    most = 60 if keyword == "unresolved" else 120
-    schema: Any = {"type": "string"}
+    most, wrap = WRAPPERS[keyword]
+    schema: Any = TEXT
     for _ in range(most):
         schema = wrap(schema)
-    written = grammar_schema(schema).schema
-    depth = 0
-    while written.get("type") != "string":
-        inner = [
-            part
-            for value in written.values()
-            for part in (value if isinstance(value, list) else [value])
-            if isinstance(part, dict) and part != OTHER
-        ]
-        if keyword in ("properties", "patternProperties", "propertyNames"):
-            inner = [*inner[0].values()]
-        written, depth = inner[0], depth + 1
-    assert depth == most
-    with pytest.raises(TooLargeSchemaError, match="too many parts"):
-        grammar_schema(wrap(schema))
+    root = {"$defs": {"o": OTHER, "deep": schema}}
+    for each in ({**schema, **root}, {"$ref": "#/$defs/deep", **root}):
+        assert json.dumps(grammar_schema(each).schema).count('{"type": "string"}') == 1
+    deeper = {**root, "$defs": {"o": OTHER, "deep": wrap(schema)}}
+    for each in ({**wrap(schema), **root}, {"$ref": "#/$defs/deep", **deeper}):
+        with pytest.raises(TooLargeSchemaError, match="too many parts"):
+            grammar_schema(each)
 
 
 def test_schemas_have_20_000_parts_at_most() -> None:
@@ -140,3 +136,108 @@ def test_evaluated_items_that_are_not_held_are_free() -> None:
         False,
         False,
     ]
+
+
+def written(schema: dict[str, Any], **options: bool) -> dict[str, Any]:
+    """What is written of a schema, all of which is held."""
+    form = grammar_schema(schema, **options)
+    assert form.relaxed_keywords == ()
+    return form.schema
+
+
+def test_references_beside_others() -> None:
+    root = {"$defs": {"r": PART, "again": {"$ref": "#/$defs/r"}}}
+    # an annotation is none
+    form = written({"$ref": "#/$defs/r", "title": "t", **root})
+    assert form["$ref"] == "#/$defs/r" and form["$defs"]["r"]["additionalProperties"] is False
+    more = {"$ref": "#/$defs/again", "properties": {"b": TEXT}}
+    both = jsonschema_rs.validator_for(written({**more, **root}))
+    assert both.is_valid({"a": "x", "b": "y"}) and not both.is_valid({"a": 1})
+    assert not both.is_valid({"b": 1})
+    lists = {"$defs": {"r": {"$ref": "#/$defs/s"}, "s": {"prefixItems": [OTHER]}, "t": True}}
+    ends = {"$ref": "#/$defs/r", "unevaluatedItems": False}
+    closed = jsonschema_rs.validator_for(written({**ends, **lists}))
+    assert closed.is_valid([3]) and not closed.is_valid([3, 3]) and not closed.is_valid([1])
+    free = {"$ref": "#/$defs/t", "unevaluatedItems": False, **lists}
+    assert written(free) == {"items": False}
+    assert grammar_schema({"items": 4}).schema == {"items": {}}
+
+
+def test_types_counts_and_formats() -> None:
+    form = grammar_schema({"type": ["x", "string"], "minLength": 2.0})
+    assert form.schema == {"type": ["string"], "minLength": 2}
+    assert form.relaxed_keywords == ('type ["x", "string"]',)
+    assert isinstance(form.schema["minLength"], int)
+    for kind, known in (("uuid4", "uuid"), ("url", "uri"), ("date", "date"), ("color", None)):
+        assert written({"type": "string", "format": kind}).get("format") == known
+    flags = {"minimum": 3, "exclusiveMinimum": True, "maximum": 9, "exclusiveMaximum": False}
+    assert written(flags) == {"exclusiveMinimum": 3, "maximum": 9}
+    assert written({"exclusiveMinimum": True}) == {}
+
+
+def test_multiples_add_up_to_100_000() -> None:
+    for last, held in ((40_000, True), (40_001, False)):
+        parts = {"a": {"multipleOf": 60_000}, "b": {"multipleOf": last}}
+        form = grammar_schema({"properties": parts})
+        assert ("multipleOf" in form.schema["properties"]["b"]) is held
+        assert form.relaxed_keywords == (() if held else ("properties.b: multipleOf 40001",))
+
+
+def test_objects_have_498_optional_properties_at_most() -> None:
+    for count in (498, 500):
+        names = [f"p{at}" for at in range(count)]
+        schema = {"properties": dict.fromkeys([*names, "z"], TEXT), "required": ["z"]}
+        form = grammar_schema(schema)
+        assert [*form.schema["properties"]] == [*names[:498], "z"]
+        assert len(form.relaxed_keywords) == (count > 498)
+
+
+def test_other_properties() -> None:
+    lost, some = {r"(a)\1": TEXT}, {"^a": TEXT, "^b": OTHER}
+    for more, kept in (({}, False), ({"additionalProperties": False}, False),
+                       ({"additionalProperties": True}, True), ({"additionalProperties": TEXT}, TEXT)):  # fmt: skip
+        form = grammar_schema({"patternProperties": lost, **more})
+        assert form.schema == {"additionalProperties": kept}
+        assert written({"patternProperties": some, **more}) == {
+            "patternProperties": some,
+            "additionalProperties": kept,
+        }
+    assert written({"additionalProperties": PART}) == {
+        "additionalProperties": {**PART, "additionalProperties": False}
+    }
+    # names that are required keep the schema of their pattern
+    by_name = jsonschema_rs.validator_for(written({"patternProperties": some, "required": ["ab"]}))
+    assert by_name.is_valid({"ab": "x"}) and not by_name.is_valid({"ab": 3})
+    for more in ({}, {"additionalProperties": True}):
+        form = written({"propertyNames": {"pattern": "^a"}, **more})
+        assert form == {"patternProperties": {"^a": {}}, "additionalProperties": False}
+        assert "patternProperties" not in written({"propertyNames": TEXT, **more})
+    names = {"properties": {"a": TEXT}, "propertyNames": {"maxLength": 1}}
+    assert written(names)["additionalProperties"] is False
+    assert grammar_schema(names, closed=False).relaxed_keywords == ("propertyNames",)
+
+
+def test_numbers_of_properties() -> None:
+    none = {**PART, "required": ["a"], "minProperties": 2}
+    validator = jsonschema_rs.validator_for(written(none))
+    assert not validator.is_valid({"a": "x"})
+    form = grammar_schema({**none, "additionalProperties": True})
+    assert form.relaxed_keywords == ("minProperties",) and "minProperties" not in form.schema
+    two = {"properties": {"a": TEXT, "b": TEXT}, "minProperties": 1, "maxProperties": 1}
+    assert not written(two).keys() & {"minProperties", "maxProperties"}
+
+
+def test_conditions_and_alternatives() -> None:
+    whole = {"allOf": [{"not": {"type": "integer"}}], "not": {"const": 1}, "if": TEXT, "then": {}}
+    form = grammar_schema(whole, conditions=False)
+    assert form.schema == {} and form.relaxed_keywords == ("not", "if", "allOf: not")
+    either = written({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]})["oneOf"]
+    assert [each["properties"] for each in either] == [{"b": False, "a": {}}, {"a": False, "b": {}}]
+    both = written({"anyOf": [TEXT, OTHER], "oneOf": [{"minLength": 1}, OTHER]})
+    assert both == {"anyOf": [TEXT, OTHER], "allOf": [{"oneOf": [{"minLength": 1}, OTHER]}]}
+    # alternatives beside other keywords are open, so nothing changes where they overlap
+    options = [PART, {"type": "object", "properties": {"b": TEXT}}]
+    assert grammar_schema({"oneOf": options}).overlap == "oneOf"
+    assert grammar_schema({"required": ["a"], "oneOf": options}).overlap == ""
+    empty = {"items": {"enum": []}, "uniqueItems": True}
+    assert grammar_schema(empty).schema["maxItems"] == 0

@@ -100,8 +100,6 @@ def grammar_schema(
     writer = _Writer(schema, conditions, closed, apart)
     root = writer.node(schema, (), 0, True)
     writer.write_definitions()
-    if not isinstance(root, dict):
-        root = {} if root else {"enum": []}
     definitions = {name: each for name, each in writer.definitions.items() if each is not None}
     written = {**root, "$defs": definitions} if definitions else root
     return GrammarSchema(written, tuple(writer.relaxed_keywords), writer.overlap)
@@ -357,20 +355,18 @@ class _Writer:
             # a name must not fit two patterns
             if text is None or (kept and not disjoint(text, kept)):
                 self._note(path, f"patternProperties {pattern}"[:100])
-                more = False if more is None or more is False else more
+                more = False if more is None else more
                 continue
             kept[text] = self.node(each, (*path, "patternProperties", pattern), depth + 1, True)
         if kept:
             keywords["patternProperties"] = kept
-        if more is not None and not isinstance(more, bool):
+        if more is not None:
             place = (*path, "additionalProperties")
             keywords["additionalProperties"] = self.node(more, place, depth + 1, True)
-        elif more is not None:
-            keywords["additionalProperties"] = more
         elif (
             closed
             and self._closes
-            and (listed or kept or "properties" in schema)
+            and (kept or "properties" in schema)
             and not combines(schema)
             and not schema.keys() & {"enum", "const"}
         ):
@@ -445,7 +441,7 @@ class _Writer:
                 self.node(each, (*path, "prefixItems", str(at)), depth + 1, True)
                 for at, each in enumerate(prefix)
             ]
-        if "contains" in schema and (either := with_item(schema)) is not None:
+        if (either := with_item(schema)) is not None:
             # members of another type may be beside lists
             kinds = schema.get("type")
             others = [] if kinds == "array" else [{"type": sorted(TYPES - {"array", "integer"})}]
@@ -478,7 +474,7 @@ class _Writer:
                 choices = None
         either = schema.get("anyOf")
         for keyword, options in (("anyOf", either), ("oneOf", choices)):
-            if not isinstance(options, list) or not options:
+            if not options:
                 continue
             alone = not (keywords.keys() - {"type"})
             if keyword == "oneOf" and closed and alone and self._closes and not self.overlap:
@@ -492,7 +488,7 @@ class _Writer:
                 self.node(each, (*path, keyword, str(at)), depth + 1, closed and alone)
                 for at, each in enumerate(options)
             ]
-            if keyword in keywords or (keyword == "oneOf" and "anyOf" in keywords):
+            if "anyOf" in keywords:
                 keywords.setdefault("allOf", []).append({keyword: inner})
             else:
                 keywords[keyword] = inner
