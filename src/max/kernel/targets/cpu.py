@@ -167,6 +167,11 @@ class CPUTarget(LLVMTarget):
         return width == 8 and self.is_x86 and self.has("avx512vl")
 
     @property
+    def shifts_bytes(self) -> bool:
+        """Not on x86: GFNI's instruction, which LLVM takes for it, waits for the units of products on Zen 4."""
+        return not self.is_x86
+
+    @property
     def signed_bytes(self) -> bool:
         """Whether ``k.dot_i8`` has instructions for signed ``a`` only, as arm64 without ``i8mm``."""
         width = self.width("i32")

@@ -79,6 +79,11 @@ class Target(ABC):
         return 0
 
     @property
+    def shifts_bytes(self) -> bool:
+        """Whether bytes are shifted by one instruction, which does not wait for the units of products."""
+        return False
+
+    @property
     def signed_bytes(self) -> bool:
         """Whether ``k.dot_i8`` has instructions for signed ``a`` only."""
         return False

@@ -24,7 +24,11 @@ from max._backends.cpu.kernels.products.dense.coded import (
     escapes_of,
     first_escape,
 )
-from max._backends.cpu.kernels.products.dense.panels import GemvRows, widened_pairs
+from max._backends.cpu.kernels.products.dense.panels import (
+    GemvRows,
+    gemv_passes,
+    widened_pairs,
+)
 from max._backends.cpu.kernels.products.streams import prefetch_stream
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
@@ -55,7 +59,7 @@ def add_coded_unit(
     unit = panel.bytes[unit_index * UNIT_BYTES :]
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
     sums, rows, vectors, first = s
-    prefetch_stream(unit, UNIT_BYTES)
+    prefetch_stream(unit, UNIT_BYTES, rows)
     for step in k.static_range(2):
         n = 2 * unit_index + step
         for v in k.static_range(0, vectors, 2):
@@ -151,9 +155,7 @@ def gemv_columns(
 
 
 @k.outlined
-def gemv_coded(
-    c: k.View, a: k.View, panel: CodedPanel, memory: k.View, passes: tuple[int, ...], t: Tiling
-) -> None:
+def gemv_coded(c: k.View, a: k.View, panel: CodedPanel, memory: k.View, t: Tiling) -> None:
     """Multiplies all rows of `a` `[M, K]`, in passes, by a coded panel; `c` holds the sums, `COLUMNS` per row.
 
     Args:
@@ -161,7 +163,6 @@ def gemv_coded(
         a: The rows.
         panel: The panel.
         memory: Memory of a decoded unit.
-        passes: The numbers of rows of a pass.
         t: The tiling.
     """
     rows, size = a.shape[0], a.shape[1]
@@ -170,8 +171,8 @@ def gemv_coded(
     while i < rows:
         remaining = rows - i
         done = k.i64(0)
-        for count in k.unroll(passes):
-            if done == 0 and remaining > count // 2:
+        for count, fewer in k.unroll(gemv_passes(k.target())):
+            if done == 0 and remaining > fewer:
                 vectors = COLUMNS // t.width if count <= 2 else 2
                 for first in range(0, COLUMNS, vectors * t.width):
                     pass_rows = GemvRows(flat[i * size :], size, remaining)

@@ -36,7 +36,12 @@ from max._backends.cpu.kernels.products.dense.gemm import (
     inner_size,
 )
 from max._backends.cpu.kernels.products.dense.gemm_amx import gemm_panels_amx
-from max._backends.cpu.kernels.products.dense.panels import GemvRows, storage, widened_pairs
+from max._backends.cpu.kernels.products.dense.panels import (
+    GemvRows,
+    gemv_passes,
+    storage,
+    widened_pairs,
+)
 from max._backends.cpu.kernels.products.row_norms import (
     Norm,
     NormOperands,
@@ -69,8 +74,6 @@ ROW_THRESHOLD = 8
 """Default row threshold for the GEMV path, used when no measurement exists."""
 MAX_GEMV_ROWS = 64
 """The maximum number of rows of the GEMV path, as its sums are in scratch memory of fixed size."""
-GEMV_PASSES = (8, 4, 2, 1)
-"""Rows per pass of the GEMV path, for 32 registers and for fewer."""
 
 
 @k.inline
@@ -88,7 +91,7 @@ def add_lanes(
     begins = [k.min(k.i64(r), a.count - 1) * (size // t.pair) for r in k.static_range(rows)]
     line = panel.view(k.u8)
     for n in range(begin, end):
-        prefetch_stream(line[4 * n * COLUMNS :], 4 * vectors * t.width)
+        prefetch_stream(line[4 * n * COLUMNS :], 4 * vectors * t.width, rows)
         for v in k.static_range(vectors):
             right = b.load(n * COLUMNS + v * t.width, width=t.width)
             # lanes as stored are multiplied: f32, or pairs where the target multiplies pairs
@@ -159,9 +162,9 @@ def gemv_by_panel(c: k.View, a: k.View, panel: k.View, t: Tiling) -> None:
     while i < rows:
         remaining = rows - i
         done = k.i64(0)
-        for count in k.unroll(GEMV_PASSES[k.target().registers < 32 :]):
-            # a pass with up to half of its rows wasted reads the panel once, two passes twice
-            if done == 0 and remaining > count // 2:
+        for count, fewer in k.unroll(gemv_passes(k.target())):
+            # a pass with a wasted row reads the panel once, two passes twice
+            if done == 0 and remaining > fewer:
                 # for one or two rows all columns of a panel fit the registers, so whole cache lines are read
                 vectors = COLUMNS // t.width if count <= 2 else 2
                 # a run-time loop, so that one copy of the code serves all columns
@@ -186,7 +189,7 @@ def gemv_any_panel(
         elif panel.coding == HALVED:
             gemv_by_panel(c, a, panel_weights(panel, True), t)
         else:
-            gemv_coded(c, a, panel, memory, GEMV_PASSES[k.target().registers < 32 :], t)
+            gemv_coded(c, a, panel, memory, t)
     else:
         gemv_by_panel(c, a, panels[strip], t)
 

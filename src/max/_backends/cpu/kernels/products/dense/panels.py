@@ -13,6 +13,7 @@ sequential stream. A vector of B holds columns, so that no sum crosses lanes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -62,6 +63,18 @@ class GemvRows(NamedTuple):
     elements: Any
     size: Any
     count: Any
+
+
+def gemv_passes(target: Target) -> tuple[tuple[int, int], ...]:
+    """The numbers of rows of a pass of the GEMV path, the most first, each with the next smaller one.
+
+    A pass has fewer rows than its number where there is none of its own, as each one is a copy of the loop.
+
+    Args:
+        target: The target.
+    """
+    counts = (8, 6, 5, 4, 3, 2, 1, 0) if target.registers >= 32 else (4, 2, 1, 0)
+    return tuple(itertools.pairwise(counts))
 
 
 @k.inline

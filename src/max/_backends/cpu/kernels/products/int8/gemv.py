@@ -132,7 +132,7 @@ def gemv_int8(
         if a.has_lowest >= k.i64(second):
             for n in range(depth):
                 line = panel[FOUR * (n * COLUMNS + first) :]
-                prefetch_stream(line, FOUR * vectors * t.width)
+                prefetch_stream(line, FOUR * vectors * t.width, rows)
                 for v in k.static_range(vectors):
                     column = n * COLUMNS + first + v * t.width
                     elements = panel.load(FOUR * column, width=FOUR * t.width)

@@ -82,8 +82,6 @@ from max._backends.cpu.kernels.tiles.tiling import round_up
 from max._backends.kernel_call import KernelCall, Limit, Operand, Workspace, product, view
 from max.dtype import DType
 
-GEMV_PASSES = (4, 3, 2, 1)
-"""The number of rows of x per pass of the GEMV path. A pass reads the weight once: one more row adds no second pass."""
 BLOCK_ROWS = 240
 """The maximum number of rows of a task, a multiple of each tile height."""
 MAX_TILE_ROWS = 6
@@ -177,7 +175,7 @@ def gemv_strip(
 ) -> None:
     """Multiplies all rows by a strip, in passes."""
     i = k.i64(0)
-    for count in k.unroll(GEMV_PASSES):
+    for count in k.unroll(t.passes):
         while i + count <= rows:
             gemv_pass(c[i * COLUMNS :], row_of(q, i), strip, count, t)
             i += count
@@ -194,7 +192,7 @@ def gemv_strips(
 ) -> None:
     """Multiplies up to `most_paired_rows` rows by a strip and by the next one, whose sums follow, in passes."""
     i = k.i64(0)
-    for count in k.unroll(GEMV_PASSES):
+    for count in k.unroll(t.passes):
         if t.turns[count - 1]:
             while i + count <= rows:
                 gemv_pair(c[i * COLUMNS :], rows * COLUMNS, row_of(q, i), strip, count, t)

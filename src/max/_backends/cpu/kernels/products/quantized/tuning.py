@@ -30,10 +30,10 @@ class QuantizedTuning(NamedTuple):
 
     Args:
         prefetch_distances: The bytes between a line that is read and the one that is prefetched, by the rows of a pass
-            of the GEMV path, from one on.
+            of the GEMV path, from one on; a pass has at most as many rows.
         row_thresholds: The row thresholds if the GEMM path has register tiles.
         tile_row_thresholds: The row thresholds if it has matrix tiles, which take 16 rows and must be configured.
-        far_distance: The distance of additional prefetches into the L2 cache; 0: there are none.
+        far_distances: The distances of additional prefetches into the L2 cache, by the rows of a pass; 0: none.
         streamed_locality: The locality of prefetches of weights that are larger than the caches, as in `k.prefetch`.
         prefetches_bytes: Whether a single row prefetches lines of 8 bits, which hardware prefetchers may follow better.
         turns: For some encodings, by the rows of a pass: the blocks of a strip that are read before as many of the next
@@ -43,7 +43,7 @@ class QuantizedTuning(NamedTuple):
     prefetch_distances: tuple[int, ...]
     row_thresholds: Mapping[int, int]
     tile_row_thresholds: Mapping[int, int] = dict.fromkeys(_BITS, 64)
-    far_distance: int = 0
+    far_distances: tuple[int, ...] = (0, 0, 0, 0)
     streamed_locality: int = ONCE
     prefetches_bytes: bool = False
     turns: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -65,15 +65,17 @@ _FAMILIES = {
     # since Skylake; thresholds are the defaults, as nothing else was measured on them
     **{
         (name, one): tuning._replace(
-            prefetch_distances=(1024,) * 4, far_distance=4096, streamed_locality=KEPT
+            prefetch_distances=(1024,) * 4, far_distances=_FAR, streamed_locality=KEPT
         )
         for name in _INTEL_SERVERS
         for one, tuning in _DEFAULTS.items()
     },
-    # docs/log/2026-11-28-zen4.md: the L2 prefetcher follows only a rising stream of misses, which far prefetches break;
-    # four rows are limited by arithmetic
+    # docs/log/2026-11-28-zen4.md: the L2 prefetcher follows only a rising stream of misses, which far prefetches break.
+    # docs/log/2026-11-29-few-rows-zen4.md: with more arithmetic it falls behind; registers have the sums of six rows
     ("znver4", True): QuantizedTuning(
-        (320, 320, 320, 4096), {2: 64, 3: 42, 4: 64, 5: 42, 6: 46, 8: 64}
+        (320, 320, 2048, 2048, 4096, 4096),
+        {2: 64, 3: 42, 4: 64, 5: 42, 6: 46, 8: 64},
+        far_distances=(0, 0, 8192, 8192, 0, 0),
     ),
     # docs/log/2026-11-29-drafts-zen5.md: the more a block computes, the farther ahead lines must be asked for
     ("znver5", True): QuantizedTuning((8192,) * 4, {2: 64, 3: 42, 4: 64, 5: 64, 6: 64, 8: 64}),
@@ -84,7 +86,7 @@ _FAMILIES = {
         (1024,) * 4,
         {2: 64, 3: 12, 4: 16, 5: 12, 6: 12, 8: 24},
         {2: 64, 3: 24, 4: 32, 5: 24, 6: 40, 8: 24},
-        far_distance=4096,
+        far_distances=_FAR,
         streamed_locality=KEPT,
         turns={
             **dict.fromkeys(("Q4_0", "Q8_0", "Q6_K", "IQ4_NL"), (1, 1, 1, 1)),

@@ -42,7 +42,7 @@ class QuantizedTiling:
             LLVM would move the loads of all words to their beginning and spill them.
         zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
         prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantizedTuning`.
-        far_distance: The distance of additional prefetches into the L2 cache.
+        far_distances: The distances of additional prefetches into the L2 cache; see `QuantizedTuning`.
         prefetches_bytes: Whether a single row prefetches lines of 8 bits.
         turns: By the rows of a pass: the blocks that are read of a strip before as many of the next one; 0: strips are
             read one after the other.
@@ -56,10 +56,18 @@ class QuantizedTiling:
     narrow: bool
     zero: int
     prefetch_distances: tuple[int, ...]
-    far_distance: int = 0
+    far_distances: tuple[int, ...] = (0, 0, 0, 0)
     prefetches_bytes: bool = False
     turns: tuple[int, ...] = (0, 0, 0, 0)
     folds: bool = False
+
+    @property
+    def passes(self) -> tuple[int, ...]:
+        """The number of rows of x per pass of the GEMV path, the most first.
+
+        A pass reads and unpacks the weight once: one more row adds no second pass.
+        """
+        return tuple(range(len(self.prefetch_distances), 0, -1))
 
     @property
     def splits_signs(self) -> bool:
@@ -108,6 +116,7 @@ def quantized_tiling(
     # two products per lane and word; words of x have magnitudes up to 127
     fold = LARGEST_SUM // (2 * 127 * (2**packed_format.element_bits - 1)) if narrow else 0
     tuning = tuning_of(target)
+    single = (0,) * len(tuning.prefetch_distances)
     return QuantizedTiling(
         packed_format,
         width,
@@ -116,11 +125,9 @@ def quantized_tiling(
         narrow,
         zero=0 if signed else packed_format.zero,
         prefetch_distances=tuning.prefetch_distances,
-        far_distance=tuning.far_distance,
+        far_distances=tuning.far_distances,
         prefetches_bytes=tuning.prefetches_bytes,
-        turns=tuning.turns.get(packed_format.encoding, (0, 0, 0, 0))
-        if width >= 16
-        else (0, 0, 0, 0),
+        turns=tuning.turns.get(packed_format.encoding, single) if width >= 16 else single,
         folds=folds and not target.tile_products,
     )
 
@@ -170,7 +177,7 @@ def prefetches_of(rows: int, locality: int, t: QuantizedTiling, strips: int = 1)
     """The prefetches of a pass of some rows over one strip, or over two, each of which is read half as fast."""
     if t.packed_format.bits == 8 and rows == 1 and not t.prefetches_bytes:
         return Prefetches(0)
-    return Prefetches(t.prefetch_distances[rows - 1], locality, t.far_distance // strips)
+    return Prefetches(t.prefetch_distances[rows - 1], locality, t.far_distances[rows - 1] // strips)
 
 
 @k.inline
@@ -209,6 +216,13 @@ def lines_of_word(j: int, packed_format: PackedFormat) -> tuple[int, ...]:
 
 
 @k.inline
+def moved_bits(octets: k.Value, by: int) -> Any:
+    """Bytes whose bits are moved up, or down if `by` is negative; bits of neighbors may enter, which callers mask."""
+    words: Any = octets if k.target().shifts_bytes else k.bitcast(octets, k.u16)
+    return k.bitcast(words << by if by >= 0 else words >> -by, k.u8)
+
+
+@k.inline
 def load_elements(
     lines: k.View, at: k.Integer, j: int, packed_format: PackedFormat, width: int
 ) -> Any:
@@ -225,21 +239,20 @@ def load_elements(
         return lines.load(at + j * LINE, width=4 * width)
     if packed_format.bits < 4:
         pairs = lines.load(at + (packed_format.first_low + j // 4) * LINE, width=4 * width)
-        two = pairs >> (2 * (j % 4)) & 3
+        two = moved_bits(pairs, -2 * (j % 4)) & 3
         if packed_format.bits == 2:
             return two
-        return two | (lines.load(at, width=4 * width) >> j & 1) << 2
+        return two | moved_bits(lines.load(at, width=4 * width), 2 - j) & 4
     low = lines.load(at + (packed_format.first_low + j % 4) * LINE, width=4 * width)
     if packed_format.levels:
         # a lookup ignores the upper halves
-        number = k.bitcast(k.bitcast(low, k.u16) >> 4, k.u8) if j >= 4 else low
-        return k.lookup(level_table(), number)
-    low = low >> 4 if j >= 4 else low & 15
+        return k.lookup(level_table(), moved_bits(low, -4) if j >= 4 else low)
+    low = (moved_bits(low, -4) if j >= 4 else low) & 15
     if packed_format.bits == 5:
-        return low | (lines.load(at, width=4 * width) >> j & 1) << 4
+        return low | moved_bits(lines.load(at, width=4 * width), 4 - j) & 16
     if packed_format.bits == 6:
-        upper = lines.load(at + 5 * (j // 4) * LINE, width=4 * width) >> (2 * (j % 4)) & 3
-        return low | upper << 4
+        upper = lines.load(at + 5 * (j // 4) * LINE, width=4 * width)
+        return low | moved_bits(upper, 4 - 2 * (j % 4)) & 48
     return low
 
 
@@ -385,7 +398,9 @@ def unpack_strip(
     packed_format, width = t.packed_format, t.width
     # where register tiles prefetch the next panel, nothing is prefetched here
     columns = width if t.narrow else COLUMNS
-    ahead = Prefetches(0) if t.narrow else Prefetches(t.prefetch_distances[0], KEPT, t.far_distance)
+    ahead = (
+        Prefetches(0) if t.narrow else Prefetches(t.prefetch_distances[0], KEPT, t.far_distances[0])
+    )
     for n in range(count):
         b = begin + n
         unit = packed[b // packed_format.span * packed_format.unit_bytes :]
