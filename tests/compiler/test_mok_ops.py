@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-import pytest
-from xdsl.utils.exceptions import VerifyException
+from collections.abc import Sequence
 
+import numpy as np
+import pytest
+from xdsl.ir import Block
+from xdsl.utils.exceptions import ParseError, VerifyException
+
+from max import kernel as k
+from max._backends.cpu.backend import cpu_backends
 from max._compiler import mok
+from max._compiler.passes.redundant_ops import drop_dead_ops, merge_equal_ops
+from max._compiler.pipeline import optimize
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, ops
+from max.mlir import DimExpr, build, clone_module, entry, print_module, resources
+from max.mlir.builtin import UNKNOWN_LOC
+from max.mlir.conditions import Condition
+from max.mlir.types import TensorType as MoTensor
 
 X = "!mo.tensor<[4], f32, cpu:0>"
 Y = "!mo.tensor<[4], f64, cpu:0>"
+ELSEWHERE = "!mo.tensor<[4], f32, cpu:1>"
+DEVICE, F32 = DeviceRef.CPU().to_mlir(), DType.float32
 
 
 def module(body: str, op: str = "mok.region", result: str = X, kind: str = 'kind = "map"') -> str:
@@ -48,6 +64,7 @@ def test_a_body_reads_back(op: str) -> None:
         ),
         (f"^body(%a: {X}):\nmo.output(%a) : ({X}) -> ()", "does not end with mok.yield"),
         (f"^body(%a: {X}):\n{ADD}", "is not a terminator"),
+        (f"^body(%a: {X}):\n%b = mok.yield(%a) : ({X}) -> {X}", "mok.yield has 0 results"),
         (f"^body(%a: {X}):", "expects at least a terminator"),
         (f"^body(%a: {X}):\nmok.yield(%a, %a) : ({X}, {X}) -> ()", "yielded values differ"),
     ],
@@ -55,6 +72,31 @@ def test_a_body_reads_back(op: str) -> None:
 def test_a_body_that_does_not_fit(op: str, body: str, message: str) -> None:
     with pytest.raises(VerifyException, match=message):
         text_of(body, op=op)
+
+
+@pytest.mark.parametrize("op", [mok.RegionOp, mok.OnceOp])
+def test_a_body_uses_its_own_values_in_their_order(op: type[mok.BodyOp]) -> None:
+    type_ = MoTensor.get(F32, [4], DEVICE)
+
+    def body_of(use: str) -> mok.BodyOp:
+        outside, body = Block(arg_types=[type_]), Block(arg_types=[type_])
+        first = build("mo.exp", body.args)
+        second = build(
+            "mo.add", (first.results[0], (outside if use == "outside" else body).args[0])
+        )
+        body.add_ops([second, first] if use == "early" else [first, second])
+        body.add_op(build(mok.YieldOp, second.results))
+        attrs = {"kind": "map"} if op is mok.RegionOp else {}
+        made = op.make(outside.args, [type_], body, attrs)
+        outside.add_op(made)
+        return made
+
+    body_of("own").verify()
+    for use in ("outside", "early"):
+        with pytest.raises(
+            VerifyException, match="outside the body, or one that is computed after"
+        ):
+            body_of(use).verify()
 
 
 def test_a_region_states_its_kind() -> None:
@@ -114,3 +156,185 @@ def test_a_device_copy_changes_the_device_only(result: str, fits: bool) -> None:
         return
     with pytest.raises(VerifyException, match="device"):
         parsed.verify()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("%y = mok.device_copy() : () -> {x}", "takes 1 operands, got 0"),
+        ("%y = mok.device_copy(%x, %x) : ({x}, {x}) -> {x}", "takes 1 operands, got 2"),
+        ("%y, %z = mok.device_copy(%x) : ({x}) -> ({x}, {x})", "has 1 results, got 2"),
+        ("mok.device_copy(%x) : ({x}) -> ()", "has 1 results, got 0"),
+        ("mok.check(%x) {{{check}}} : ({x}) -> ()", "mok.check takes 0 operands, got 1"),
+        ("%y = mok.check() {{{check}}} : () -> {x}", "mok.check has 0 results, got 1"),
+        ('mok.check() {{message = "m"}} : () -> ()', "mok.check"),
+        ("%y = mok.cast_within(%x, %x) : ({x}, {x}) -> {x}", "mok.cast_within takes 1 operands, got 2"),
+        ("mok.yield(%x) : ({x}) -> ()\nmo.output(%x) : ({x}) -> ()", "not the last op of its block"),
+    ],
+)  # fmt: skip
+def test_ops_have_numbers_of_operands_and_results(text: str, message: str) -> None:
+    check = 'sides = #mo.shape<[n, 5]>, exact = true, message = "m"'
+    body = text.format(x=X, check=check)
+    if "mo.output" not in body:
+        body += f"\nmo.output(%x) : ({X}) -> ()"
+    parsed = mok.parse(f"builtin.module {{ mo.graph @g(%x: {X}) -> ({X}) {{\n{body}\n}} }}")
+    with pytest.raises(VerifyException, match=message):
+        parsed.verify()
+
+
+def test_equal_casts_are_one_and_equal_checks_are_kept() -> None:
+    integers = X.replace("f32", "si32")
+    check = 'mok.check() {sides = #mo.shape<[n, 5]>, exact = true, message = "m"} : () -> ()'
+    lines = [
+        check,
+        check,
+        f"%y = mok.cast_within(%x) : ({X}) -> {integers}",
+        f"%z = mok.cast_within(%x) : ({X}) -> {integers}",
+        f"%u = mok.device_copy(%x) : ({X}) -> {ELSEWHERE}",
+        f"%v = mok.device_copy(%x) : ({X}) -> {ELSEWHERE}",
+        f"mo.output(%y, %z, %u, %v) : ({integers}, {integers}, {ELSEWHERE}, {ELSEWHERE}) -> ()",
+    ]
+    results = f"({integers}, {integers}, {ELSEWHERE}, {ELSEWHERE})"
+    parsed = mok.parse(
+        f"builtin.module {{ mo.graph @g(%x: {X}) -> {results} {{\n" + "\n".join(lines) + "\n} }"
+    )
+    parsed.verify()
+    block = entry(parsed).block
+    merge_equal_ops(block)
+    drop_dead_ops(block)
+    names = [op.name for op in block.ops]
+    assert names == ["mok.check"] * 2 + ["mok.cast_within", "mok.device_copy", "mo.output"]
+
+
+def test_a_condition_is_that_of_its_check() -> None:
+    n = DimExpr.symbol("n")
+    for condition in (
+        Condition.at_least(n, 5, "slice: short"), Condition.equal(n, n * 2, "add: other"),
+    ):  # fmt: skip
+        check = mok.CheckOp.of(condition, UNKNOWN_LOC)
+        check.verify()
+        assert check.condition == condition
+
+
+Types = list[tuple[DType, list[int | str]]]
+
+
+def attention(
+    types: Types, axis: int, fills: Sequence[float | None], roundings: int | None = None
+) -> mok.AttentionOp:
+    """Attention over values of these types, with a result in float16."""
+    made = [MoTensor.get(dtype, [DimExpr.of(d) for d in dims], DEVICE) for dtype, dims in types]
+    rounded = [None] * (len(fills) + 2 if roundings is None else roundings)
+    return mok.AttentionOp.of(
+        Block(arg_types=made).args, 0.5, fills, rounded, axis, DType.float16, UNKNOWN_LOC, False
+    )
+
+
+def qkv(*masks: tuple[DType, list[int | str]], batch: Sequence[int] = (2, 3)) -> Types:
+    shapes = ([*batch, 5, 8], [*batch, 7, 8], [*batch, 7, 6])
+    return [*((F32, [*shape]) for shape in shapes), *masks]
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_the_type_and_the_operations_of_attention(batch: tuple[int, ...]) -> None:
+    """Compared with the shapes of NumPy's results, and with the multiplications and additions of its loops."""
+    q, keys, values = (np.zeros([int(d) for d in dims]) for _, dims in qkv(batch=batch))
+    scores = q @ np.swapaxes(keys, -1, -2)
+    result = scores @ values
+    for axis in range(len(batch) + 1):
+        masks = [(F32, list(scores.shape)), (DType.bool, [5, 1]), (F32, [7]), (F32, [1, 7])]
+        op = attention(qkv(*masks, batch=batch), axis, [None, -1.0, None, None])
+        (type_,) = op.result_types
+        assert isinstance(type_, MoTensor) and type_.dtype is DType.float16
+        assert type_.static_shape == np.moveaxis(result, -2, axis).shape
+        assert op.spec.flops is not None
+        count = op.spec.flops([v.type for v in op.operands], op.result_types)
+        assert count.evaluate({}) == 2 * (scores.size * 8 + result.size * 7)
+        op.verify()
+
+
+@pytest.mark.parametrize(
+    ("types", "axis", "fills", "message"),
+    [
+        ([(F32, [3, 5, 8]), (F32, [4, 7, 8]), (F32, [3, 7, 6])], 0, [], "the batch axes of"),
+        ([(F32, [3, 5, 8]), (F32, [3, 7, 8]), (F32, [4, 7, 6])], 0, [], "the batch axes of"),
+        ([(F32, [8]), (F32, [8]), (F32, [8])], 0, [], "the batch axes of"),
+        ([(F32, [3, 5, 8]), (F32, [3, 7, 9]), (F32, [3, 7, 6])], 0, [], "the sizes of"),
+        ([(F32, [3, 5, 8]), (F32, [3, 7, 8]), (F32, [3, 6, 6])], 0, [], "the sizes of"),
+        ([(F32, [3, 5, 8]), (F32, [3, 8, 5]), (F32, [3, 8, 8])], 0, [], "the sizes of"),
+        (qkv(), -1, [], "axis -1 of 2 batch axes"),
+        (qkv(), 3, [], "axis 3 of 2 batch axes"),
+        (qkv((F32, [7])), 0, [], "0 fills for 1 masks"),
+        (qkv((F32, [6])), 0, [None], "does not spread over the scores"),
+        (qkv((F32, [3, 1, 7])), 0, [None], None),
+        (qkv((F32, [2, 1, 7])), 0, [None], "does not spread over the scores"),
+        (qkv((F32, [1, 2, 3, 5, 7])), 0, [None], "does not spread over the scores"),
+        (qkv((DType.bool, [7])), 0, [None], r"bool.* with the fill None"),
+        (qkv((F32, [7])), 0, [0.0], "f32.* with the fill 0.0"),
+    ],
+)  # fmt: skip
+def test_attention_that_does_not_fit(
+    types: Types, axis: int, fills: list[float | None], message: str | None
+) -> None:
+    if message is None:
+        attention(types, axis, fills)
+        return
+    with pytest.raises((ValueError, TypeError), match=message):
+        attention(types, axis, fills)
+
+
+@pytest.mark.parametrize("roundings", [1, 2, 3, 4])
+def test_each_mask_has_a_rounding(roundings: int) -> None:
+    if roundings == 3:
+        attention(qkv((F32, [7])), 0, [None], roundings)
+        return
+    with pytest.raises(ValueError, match=f"{roundings} roundings, expected 3"):
+        attention(qkv((F32, [7])), 0, [None], roundings)
+
+
+def test_texts_of_attention_are_checked() -> None:
+    types = ["!mo.tensor<[5, 8], f32, cpu:0>"] * 3
+    attributes = "scale = 1.0 : f64, fills = [], roundings = [unit, unit], axis = 0 : i64, dtype = #mo.dtype<f32>"
+
+    def text(operands: list[str], results: list[str]) -> str:
+        names = ", ".join("%x" for _ in operands)
+        made = ", ".join(f"%y{i}" for i in range(len(results)))
+        return (
+            f"builtin.module {{ mo.graph @g(%x: {types[0]}) -> ({types[0]}) {{\n"
+            + (f"{made} = " if made else "")
+            + f"mok.attention({names}) {{{attributes}}} : ({', '.join(operands)}) -> ({', '.join(results)})\n"
+            f"mo.output(%x) : ({types[0]}) -> () }} }}"
+        )
+
+    right = mok.parse(text(types, types[:1]))
+    right.verify()
+    again = mok.parse(print_module(right))
+    assert again.is_structurally_equivalent(right)
+    for operands, results, message in (
+        (types[:2], types[:1], "takes at least 3 operands, got 2"),
+        (types, [], "has 1 results, got 0"),
+        (types, types[:2], "has 1 results, got 2"),
+        (types, [X], "the result types are"),
+    ):
+        with pytest.raises(VerifyException, match=message):
+            mok.parse(text(operands, results)).verify()
+
+
+def test_the_text_of_a_large_constant_needs_its_array() -> None:
+    weights = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    with Graph("g", input_types=[TensorType(F32, [3, 64], DeviceRef.CPU())]) as graph:
+        graph.output(graph.inputs[0].tensor @ ops.constant(weights, F32, DeviceRef.CPU()))
+    module = graph.to_mlir()
+    text, arrays = print_module(module), resources(module)
+    assert arrays
+    read = mok.parse(text, arrays)
+    assert read.is_structurally_equivalent(module)
+    for none in (None, {}):
+        with pytest.raises(ParseError, match="resource"):
+            mok.parse(text, none)
+    # the ops that passes of a backend add are read back too
+    packed = clone_module(module)
+    optimize(packed, cpu_backends(k.host_target()))
+    made = print_module(packed)
+    assert "mok.pack" in made
+    assert mok.parse(made, resources(packed)).is_structurally_equivalent(packed)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 from xdsl.ir import Block, SSAValue
-from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from max._backends.cpu.passes.packed_filters import PackedConvOp, PackFilterOp
@@ -21,6 +20,7 @@ from max._backends.cpu.passes.packed_ops import (
     ProjectAdaptersOp,
 )
 from max._backends.cpu.passes.winograd_ops import WinogradConvOp, WinogradFilterOp
+from max._compiler.passes.redundant_ops import drop_dead_ops
 from max.dtype import DType
 from max.graph import DeviceRef
 from max.mlir import DimExpr, MoOp, TensorType, build
@@ -208,4 +208,9 @@ def test_packed_ops_without_uses_are_dropped() -> None:
         PackOp, CodeOp, PackedMatmulOp, PackedProductsOp, GroupedProductsOp, AdaptedProductsOp, AdaptedMatmulOp,
         ProjectAdaptersOp, WinogradFilterOp, WinogradConvOp,
     )  # fmt: skip
-    assert all(op.has_trait(Pure) for op in ops)
+    assert all(op.spec.pure for op in ops)
+    weight = TensorType.get(F32, [DimExpr.of(70), DimExpr.of(64)], CPU)
+    block = Block(arg_types=[weight])
+    block.add_op(PackOp.of(block.args, "rows", ()))
+    drop_dead_ops(block)
+    assert not [*block.ops]

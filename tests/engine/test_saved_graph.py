@@ -146,6 +146,27 @@ def test_small_constants_of_a_file_are_read_at_each_load(tmp_path: Path) -> None
             assert model.execute(np.ones(1, np.float32))[0].to_numpy().tolist() == [value]
 
 
+def test_outputs_in_the_middle_of_a_graph_are_refused(tmp_path: Path) -> None:
+    """What is behind them would not be computed."""
+    x = "!mo.tensor<[4], f32, cpu:0>"
+    lines = [
+        f"%y = mo.add(%x, %x) : ({x}, {x}) -> {x}",
+        f"mo.output(%y) : ({x}) -> ()",
+        f"%z = mo.mul(%y, %y) : ({x}, {x}) -> {x}",
+        f"mo.output(%z) : ({x}) -> ()",
+    ]
+    path = tmp_path / "model.mo"
+    for text, fits in ((lines, False), (lines[:1] + lines[2:], True)):
+        body = "\n".join(text)
+        path.write_text(f"builtin.module {{ mo.graph @g(%x: {x}) -> ({x}) {{\n{body}\n}} }}")
+        if fits:
+            (y,) = InferenceSession(devices=[CPU()]).load(path).execute(np.full(4, 3, np.float32))
+            assert y.to_numpy().tolist() == [36] * 4
+            continue
+        with pytest.raises(RuntimeError, match="mo.output is not the last op of its block"):
+            InferenceSession(devices=[CPU()]).load(path)
+
+
 @pytest.mark.parametrize("what", ["weights", "constants"])
 def test_a_damaged_file_beside_a_graph_is_named(
     graph: Graph, rng: np.random.Generator, tmp_path: Path, what: str

@@ -212,7 +212,7 @@ def test_invalid_op(chunk: str) -> None:
         ),
         (
             "mo.graph @g() { mo.output() : () -> () mo.chain_create() : () -> !mo.chain }",
-            "mo.chain_create terminates block",
+            "mo.output is not the last op of its block",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from xdsl.ir import (
     Region,
     SSAValue,
 )
-from xdsl.traits import IsTerminator, OpTrait, Pure
+from xdsl.traits import IsTerminator
 from xdsl.utils.exceptions import VerifyException
 
 from max._dataclass import dataclass
@@ -147,7 +147,8 @@ class MoOp(Operation):
     """An op of the `mo` dialect. `define` creates the class of each op from its `OpSpec`."""
 
     spec: ClassVar[OpSpec]
-    traits: ClassVar[OpTraits]
+    traits: ClassVar[OpTraits] = OpTraits(lambda: ())
+    """What xDSL's verifier looks at; whether an op may be removed is in its spec."""
     _verified_state: tuple[object, ...] | None = None
     """What the last verification looked at, if the op was right."""
 
@@ -245,8 +246,10 @@ class MoOp(Operation):
             self._verified_state = looked_at
 
     def verify_(self) -> None:
-        """Checks the op against its `OpSpec`: numbers of operands and results, attributes, and result types."""
+        """Checks the op against its `OpSpec`: place, numbers of operands and results, attributes, and result types."""
         spec = self.spec
+        if spec.terminator and self.parent is not None and self.parent.last_op is not self:
+            raise VerifyException(f"{spec.name} is not the last op of its block")
         operand_types = [v.type for v in self._operands]
         result_types = [v.type for v in self.results]
         low, high = spec.operands
@@ -348,11 +351,9 @@ OPS: dict[str, type[MoOp]] = {}
 
 def define(spec: OpSpec, base: type[MoOp] = MoOp) -> type[MoOp]:
     """Creates the class of an op and registers it in `OPS`."""
-    # passes remove pure ops whose results nothing uses
-    traits: tuple[OpTrait, ...] = (Pure(),) if spec.pure else ()
+    members: dict[str, object] = {"name": spec.name, "spec": spec}
     if spec.terminator:
-        traits += (IsTerminator(),)
-    members = {"name": spec.name, "spec": spec, "traits": OpTraits(lambda: traits)}
+        members["traits"] = OpTraits(lambda: (IsTerminator(),))
     # the module of the op's family, which calls this function
     family: str = sys._getframe(1).f_globals["__name__"]  # pyright: ignore[reportPrivateUsage]
     title = "".join(part.title() for part in spec.mnemonic.replace(".", "_").split("_"))

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 from xdsl.ir import Attribute, Dialect, OpTraits, SSAValue
-from xdsl.traits import IsTerminator, Pure
+from xdsl.traits import IsTerminator
 
 from max._compiler.mok.bodies import BodyOp, OnceOp, RegionOp
 from max._compiler.mok.products import MatmulOp, PackingOp, ProductsOp, parts_of
@@ -66,7 +66,6 @@ class CastWithinOp(MoOp):
 
     name = "mok.cast_within"
     spec = replace(CastOp.spec, name=name)
-    traits = CastOp.traits
 
 
 class CheckOp(MoOp):
@@ -80,7 +79,6 @@ class CheckOp(MoOp):
         attributes={"sides": tuple, "exact": bool, "message": str},
         pure=False,
     )
-    traits = OpTraits(lambda: ())
 
     @classmethod
     def of(cls, condition: Condition, location: LocationAttr) -> CheckOp:
@@ -170,7 +168,6 @@ class AttentionOp(MoOp):
         flops=_attention_flops,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(
@@ -182,7 +179,7 @@ class AttentionOp(MoOp):
         axis: int,
         dtype: DType,
         location: LocationAttr,
-        guarded: bool = False,
+        guarded: bool,
     ) -> AttentionOp:
         """The op for queries, keys, values and masks."""
         attrs = {
@@ -219,7 +216,6 @@ class DeviceCopyOp(MoOp):
 
     name = "mok.device_copy"
     spec = OpSpec("mok.device_copy", (1, 1), 1, check=_check_device_copy)
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(cls, x: SSAValue, result: TensorType, location: LocationAttr) -> DeviceCopyOp:

@@ -46,7 +46,9 @@ class BodyOp(MoOp):
         return tuple(last.operands)
 
     def verify_(self) -> None:
-        """Checks that the body takes the types of the operands and yields the types of the results."""
+        """Checks that the body takes the types of the operands, yields the types of the results, and uses no other
+        values.
+        """
         super().verify_()
         block = self.block
         if [a.type for a in block.args] != [v.type for v in self.operands]:
@@ -55,6 +57,13 @@ class BodyOp(MoOp):
             raise VerifyException("the body does not end with mok.yield")
         if [v.type for v in self.results_in_body] != [v.type for v in self.results]:
             raise VerifyException("the yielded values differ from the results")
+        known = set[SSAValue](block.args)
+        for op in block.ops:
+            if not known.issuperset(op.operands):
+                raise VerifyException(
+                    f"{op.name} has an operand from outside the body, or one that is computed after it"
+                )
+            known.update(op.results)
 
     def print(self, printer: Printer) -> None:
         """Prints `(operands) attributes : type region`."""

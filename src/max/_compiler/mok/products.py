@@ -6,8 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xdsl.ir import Attribute, OpTraits
-from xdsl.traits import Pure
+from xdsl.ir import Attribute
 
 from max._dataclass import dataclass
 from max.mlir import MoOp, OpSpec, TensorType
@@ -44,7 +43,6 @@ class MatmulOp(MoOp):
         takes_epilogue=True,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))
 
 
 def parts_of(products: int, pairs: Sequence[int]) -> list[tuple[int, ...]]:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import cast
 
-from xdsl.ir import Attribute, OpTraits, SSAValue
-from xdsl.traits import Pure
+from xdsl.ir import Attribute, SSAValue
 
 from max._backends.cpu.kernels.convolution.patches import MAX_TAPS
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
@@ -59,7 +58,6 @@ class PackInt8FilterOp(MoOp):
 
     name = "mok.pack_int8_filter"
     spec = OpSpec("mok.pack_int8_filter", (1, 1), 1, infer=_infer_pack)
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(cls, w: SSAValue) -> PackInt8FilterOp:
@@ -94,7 +92,6 @@ class Int8ConvOp(ConvOfFilterOp):
         takes_epilogue=True,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of_codes(cls, conv: MoOp, x: SSAValue, packed: SSAValue) -> Int8ConvOp:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, cast
 
-from xdsl.ir import Attribute, OpTraits, SSAValue
-from xdsl.traits import Pure
+from xdsl.ir import Attribute, SSAValue
 
 from max._backends.cpu.kernels.convolution.filters import filter_elements
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
@@ -36,7 +35,6 @@ class PackFilterOp(MoOp):
     spec = OpSpec(
         "mok.pack_filter", (1, 1), 1, attributes={"groups": int}, infer=_infer_pack_filter
     )
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(cls, w: SSAValue, groups: int) -> PackFilterOp:
@@ -122,4 +120,3 @@ class PackedConvOp(ConvOfFilterOp):
         takes_epilogue=True,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))

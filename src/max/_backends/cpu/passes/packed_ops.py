@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
-from xdsl.ir import Attribute, OpTraits, SSAValue
-from xdsl.traits import Pure
+from xdsl.ir import Attribute, SSAValue
 
 from max._backends.cpu.kernels.products.dense.coded import coded_bytes
 from max._backends.cpu.kernels.products.dense.panels import panel_elements
@@ -91,7 +90,6 @@ class PackOp(PackingOp):
         optional={"pairs": tuple},
         infer=_infer_pack,
     )
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(cls, ws: Sequence[SSAValue], encoding: str, pairs: Sequence[int] = ()) -> PackOp:
@@ -136,7 +134,6 @@ class CodeOp(MoOp):
 
     name = "mok.code"
     spec = OpSpec("mok.code", (1, 1), 1, attributes={"encoding": str}, infer=_infer_code)
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(cls, packed: SSAValue, encoding: str) -> CodeOp:
@@ -180,7 +177,6 @@ class PackedMatmulOp(MoOp):
         takes_norm=True,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(
@@ -248,7 +244,6 @@ class PackedProductsOp(ProductsOp):
         takes_norm=True,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(
@@ -308,7 +303,6 @@ class AdaptedMatmulOp(MoOp):
         flops=product_flops,
         separates=True,
     )  # fmt: skip
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(cls, product: MoOp, lora_add: MoOp) -> AdaptedMatmulOp:
@@ -356,7 +350,6 @@ class ProjectAdaptersOp(MoOp):
         attributes={"max_rank": int, "inputs": int, "sites": tuple},
         infer=_infer_projections,
     )
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from xdsl.ir import Attribute, OpTraits, SSAValue
-from xdsl.traits import Pure
+from xdsl.ir import Attribute, SSAValue
 
 from max._backends.cpu.kernels.convolution.winograd import MAX_CHANNELS, PRODUCTS, STEP
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
@@ -84,7 +83,6 @@ class WinogradFilterOp(MoOp):
 
     name = "mok.winograd_filter"
     spec = OpSpec("mok.winograd_filter", (1, 1), 1, infer=_infer_filter)
-    traits = OpTraits(lambda: (Pure(),))
 
     @classmethod
     def of(cls, w: SSAValue) -> WinogradFilterOp:
@@ -114,4 +112,3 @@ class WinogradConvOp(ConvOfFilterOp):
         takes_epilogue=True,
         separates=True,
     )
-    traits = OpTraits(lambda: (Pure(),))
