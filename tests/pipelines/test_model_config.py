@@ -12,8 +12,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from max.driver import CPU, DeviceSpec, scan_available_devices
+from max.dtype import DType
+from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import WeightsFormat
 from max.pipelines.checkpoints.encodings import SupportedEncoding as Encoding
+from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
+from max.pipelines.config import model_config
+from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.model_config import MAXModelConfig, SamplingConfig, parse_devices
 from max.pipelines.core import ConfigError, ModelFilesError
 
@@ -279,3 +284,154 @@ def test_sizes_in_memory(tmp_path: Path) -> None:
     for architecture, counted in (("Gemma3ForConditionalGeneration", 1), ("LlamaForCausalLM", 2)):
         folder = folder_of(tmp_path / architecture, {"architectures": [architecture]}, model=parts)
         assert size(**whole) == counted * matrix.nbytes, architecture
+
+
+def test_dtypes_of_logits() -> None:
+    known = {None: DType.float32, "bfloat16": DType.bfloat16, DType.float16: DType.float16}
+    for value, expected in known.items():
+        config = SamplingConfig(in_dtype=value, out_dtype=value)
+        assert config.in_dtype is config.out_dtype is expected
+    with pytest.raises(ConfigError, match="'float5' is not a dtype"):
+        SamplingConfig(in_dtype="float5")
+
+
+def test_the_kv_cache_and_the_packed_form_are_parts() -> None:
+    config, cache = MAXModelConfig(), KVCacheConfig()
+    config.kv_cache_config = cache
+    assert config.kv_cache_config is cache
+    packed = MAXModelConfig(quantization_encoding=Encoding.q4_0)
+    assert packed.graph_quantization_encoding == QuantizationEncoding.Q4_0
+
+
+def test_devices_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Give --devices cpu"):
+        _ = MAXModelConfig(device_specs="gpu:7").devices
+
+    class Accelerator:
+        is_host, id = False, 3
+
+    # the inputs of a model on another kind of device may be on any of them
+    found = [Accelerator(), CPU(1)]
+    monkeypatch.setattr(model_config, "load_devices", lambda specs: found)
+    assert MAXModelConfig(device_specs="gpu:3").devices == found
+    monkeypatch.setattr(model_config, "load_devices", lambda specs: [CPU(1), Accelerator()])
+    with pytest.raises(ConfigError, match="the first device is cpu:1"):
+        _ = MAXModelConfig(device_specs="cpu:1").devices
+
+
+def test_options_of_the_hub_have_no_effect_on_a_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = folder_of(tmp_path / "m", model={"a": ONE})
+    options = {"huggingface_model_revision": "v2", "force_download": True}
+    MAXModelConfig(model_path=str(folder)).warn_of_hub_options()
+    MAXModelConfig(model_path="someone/something", **options).warn_of_hub_options()
+    assert not caplog.text
+    MAXModelConfig(model_path=str(folder), **options).warn_of_hub_options()
+    for name in options:
+        assert f"{name} has no effect" in caplog.text
+    assert "huggingface_weight_revision" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("stated", "encoding"),
+    [("float16", "float16"), ("float32", "float32"), ("bfloat16", "float16"), (None, "float16")],
+)
+def test_files_of_several_encodings(
+    stated: str | None, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that are stored the one that the config states, else that of the first file."""
+    folder = folder_of(tmp_path / "m", {} if stated is None else {"dtype": stated}, a={"a": HALF})
+    stored = [Encoding.float16, Encoding.float32]
+    monkeypatch.setattr(HuggingFaceRepo, "encodings_of", lambda *_: stored)
+    assert MAXModelConfig(model_path=str(folder)).checkpoint_encoding() == Encoding[encoding]
+    monkeypatch.setattr(HuggingFaceRepo, "encodings_of", lambda *_: [])
+    found = MAXModelConfig(model_path=str(folder)).checkpoint_encoding()
+    assert found == (None if stated is None else Encoding[stated])
+
+
+def test_parts_of_a_gguf_file(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m")
+    writer = gguf.GGUFWriter(folder / "m.gguf", "llama", split_max_tensors=1)
+    for name in ("a", "b"):
+        writer.add_tensor(name, np.ones((64, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first, second = sorted(folder.glob("*.gguf"))
+    assert MAXModelConfig(model_path=str(folder)).weight_paths() == [first]
+    second.unlink()
+    # what is missing is said when the file is opened; a local model is not looked for on the hub
+    lacking = MAXModelConfig(model_path=str(folder))
+    assert lacking.weight_paths() == [first]
+    with pytest.raises(Exception, match="part 2 of 2 is missing"):
+        lacking.load_weights()
+
+
+@pytest.mark.parametrize("cached", [[], ["q8_0"], ["q4_0", "q8_0"]], ids=str)
+@pytest.mark.parametrize("asked", ["q4_0", "q8_0"])
+def test_one_of_several_gguf_files_on_the_hub(
+    asked: str, cached: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file with the encoding that is asked for is the one that counts, before and after it is downloaded."""
+    folder = folder_of(tmp_path / "m", {"dtype": "bfloat16"})
+    for kind in cached:
+        gguf_file(folder / f"m-{kind}.gguf", kind.upper())
+    stated = MAXModelConfig(model_path=str(folder)).huggingface_config
+    files = {WeightsFormat.gguf: ["m-q4_0.gguf", "m-q8_0.gguf"]}
+    monkeypatch.setattr(HuggingFaceRepo, "weight_files", files)
+    monkeypatch.setattr(HuggingFaceRepo, "folder", folder if cached else None)
+    config = MAXModelConfig(model_path="someone/something", quantization_encoding=Encoding[asked])
+    config.__dict__["huggingface_config"] = stated
+    assert config.huggingface_weight_repo.repo_type == RepoType.online
+    assert config.checkpoint_encoding() == Encoding[asked]
+
+
+def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a snapshot are taken as they are; one that lacks a file, or is to be fetched again, is downloaded."""
+    snapshot = folder_of(tmp_path / "snapshot", a={"a": ONE})
+    fetched: list[tuple[Any, ...]] = []
+
+    def download(*arguments: Any) -> list[str]:
+        fetched.append(arguments)
+        return [str(tmp_path / "fetched" / name) for name in arguments[1]]
+
+    monkeypatch.setattr(model_config, "download_weight_files", download)
+    names = ["a.safetensors"]
+    for lacks, again in ((False, False), (False, True), (True, False), (True, True)):
+        repo = HuggingFaceRepo("someone/something", repo_type=RepoType.online)
+        listed = [*names, "b.safetensors"] if lacks else names
+        monkeypatch.setattr(HuggingFaceRepo, "weight_files", {WeightsFormat.safetensors: listed})
+        monkeypatch.setattr(HuggingFaceRepo, "folder", snapshot)
+        config = MAXModelConfig(
+            model_path="someone/something", force_download=again, huggingface_weight_revision="v3"
+        )
+        config.__dict__["huggingface_weight_repo"] = repo
+        fetched.clear()
+        paths = config.weight_paths()
+        if not lacks and not again:
+            assert paths == [snapshot / "a.safetensors"] and not fetched
+            continue
+        assert fetched == [("someone/something", listed, "v3", again)]
+        assert paths == [tmp_path / "fetched" / name for name in listed]
+    # nothing is cached
+    monkeypatch.setattr(HuggingFaceRepo, "folder", None)
+    fetched.clear()
+    config.force_download = False
+    assert config.weight_paths() == paths and fetched == [
+        ("someone/something", listed, "v3", False)
+    ]
+
+
+@pytest.mark.parametrize("first", ["gguf", "safetensors"])
+def test_files_of_two_formats_do_not_go_together(first: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", model={"a": ONE})
+    files = [gguf_file(folder / "m.gguf"), folder / "model.safetensors"]
+    config = MAXModelConfig(
+        model_path=str(folder), weight_path=files if first == "gguf" else files[::-1]
+    )
+    with pytest.raises(ModelFilesError):
+        _ = config.weights_format
+    with pytest.raises(ModelFilesError):
+        config.checkpoint_encoding()

@@ -143,7 +143,7 @@ def test_encodings_of_files(tmp_path: Path) -> None:
     assert repo.files_for_encoding(Encoding.float16) == {}
     assert (
         repo.supported_encodings
-        == repo.encodings_of(WeightsFormat.safetensors)
+        == repo.encodings_of(WeightsFormat.safetensors, ["model.safetensors"])
         == [Encoding.float32]
     )
     gguf_file(tmp_path / "x.gguf", "Q8_0")

@@ -355,16 +355,18 @@ class HuggingFaceRepo:
     @cached_property
     def supported_encodings(self) -> list[SupportedEncoding]:
         """The encodings of the model's weight files, without duplicates."""
-        found = (e for each in self.weight_files for e in self.encodings_of(each))
+        found = (e for each in self.weight_files.items() for e in self.encodings_of(*each))
         return list(dict.fromkeys(found))
 
-    def encodings_of(self, weights_format: WeightsFormat) -> list[SupportedEncoding]:
-        """The encodings of the model's weight files in a format, without duplicates.
+    def encodings_of(
+        self, weights_format: WeightsFormat, names: list[str]
+    ) -> list[SupportedEncoding]:
+        """The encodings of weight files of the model in a format, without duplicates.
 
         Args:
             weights_format: The format.
+            names: The files.
         """
-        names = self.weight_files[weights_format]
         if weights_format == WeightsFormat.safetensors:
             found = [self._safetensors_encoding(names)]
         else:

@@ -378,11 +378,14 @@ class MAXModelConfig(StrictConfig):
             return plain if plain in PLAIN_FLOATS else SupportedEncoding.bfloat16
         names = self._weight_names()
         repo = self.huggingface_weight_repo
-        if repo.repo_type == RepoType.local and names and names[0].endswith(".gguf"):
-            return self._gguf_encoding(self.weight_paths())
-        # of a model with files in several formats only one format is loaded
         weights_format = _format_to_load(repo)
-        stored = [] if weights_format is None else repo.encodings_of(weights_format)
+        if weights_format == WeightsFormat.gguf and repo.folder is not None:
+            inside = [repo.folder / name for name in names]
+            # those of a model on the hub may not be on this machine yet
+            if all(path.is_file() for path in inside):
+                return self._gguf_encoding(inside)
+        # of a model with files in several formats, or several GGUF files, only these are loaded
+        stored = [] if weights_format is None else repo.encodings_of(weights_format, names)
         if len(stored) == 1:
             return stored[0]
         encoding = SupportedEncoding.of_dtype(stated_dtype) if stated_dtype else None
