@@ -153,7 +153,7 @@ class PagedKVCacheManager(RequestPages):
         swap_slots: int = 0,
         spare_slots: int = 0,
     ) -> None:
-        if not devices or len(devices) != params.n_devices:
+        if len(devices) != params.n_devices:
             raise ValueError(
                 f"PagedKVCacheManager: {len(devices)} devices; the cache's shape is for {params.n_devices}"
             )
@@ -183,7 +183,7 @@ class PagedKVCacheManager(RequestPages):
         ]
         self._all_blocks = all_blocks
         self.blocks, *self.group_blocks = (blocks[0] for blocks in all_blocks)
-        self.other_blocks = [blocks[1:] for blocks in all_blocks] if len(devices) > 1 else []
+        self.other_blocks = [blocks[1:] for blocks in all_blocks]
         # [slots, layers, *shape]: a sequence has one slot
         self.states = tuple(
             Tensor.zeros(

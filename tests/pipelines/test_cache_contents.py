@@ -1,0 +1,184 @@
+"""Contents of cached pages, which files of prefixes hold: bytes of all devices and groups, against NumPy."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max._host import byte_size
+from max.driver import CPU, Tensor
+from max.dtype import DType
+from max.interfaces import RequestID
+from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams
+from max.nn.kv_cache.recurrent_state import RecurrentState
+from max.pipelines.core import TextContext
+from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
+
+# pages of 3 tokens on two devices: 2 layers of 2 heads of 4, and 1 layer of 6 heads of 5
+GROUPS = (CacheGroup(1, 6, 5),)
+PARAMS = KVCacheParams(
+    DType.float32, 2, 4, page_size=3, n_devices=2, enable_prefix_caching=True, groups=GROUPS
+)
+SIZES = [2 * 2 * 3 * 2 * 4 * 4, 2 * 1 * 3 * 6 * 5 * 4]
+
+
+def cache_of(pages: int = 6) -> PagedKVCacheManager:
+    return PagedKVCacheManager(
+        PARAMS, num_layers=2, num_pages=(pages, pages), max_batch_size=2, max_seq_len=30, devices=[CPU(), CPU(1)]
+    )  # fmt: skip
+
+
+def memory(cache: PagedKVCacheManager) -> list[list[np.ndarray[Any, Any]]]:
+    """For each group the elements on each device, which share the cache's memory."""
+    firsts = [cache.blocks, *cache.group_blocks]
+    groups: list[list[Tensor]] = [
+        [first, *rest] for first, rest in zip(firsts, cache.other_blocks, strict=True)
+    ]
+    return [[np.from_dlpack(block) for block in blocks] for blocks in groups]
+
+
+def filled(cache: PagedKVCacheManager) -> list[list[np.ndarray[Any, Any]]]:
+    """Random elements in all pages."""
+    arrays, rng = memory(cache), np.random.default_rng(7)
+    for array in (array for arrays_of_group in arrays for array in arrays_of_group):
+        array[:] = rng.standard_normal(array.shape)
+    return arrays
+
+
+def committed(cache: PagedKVCacheManager, name: str, first: int, tokens: int) -> list[list[int]]:
+    """Runs a request; returns the full pages that it held, of each group."""
+    request = RequestID(name)
+    cache.pages.claim(request)
+    cache.pages.reserve(request, tokens)
+    tables = [list(table)[: tokens // 3] for table in cache.pages.tables(request)]
+    cache.pages.commit(request, np.arange(first, first + tokens))
+    cache.pages.release(request)
+    return tables
+
+
+def test_sizes() -> None:
+    assert cache_of().page_sizes() == SIZES and cache_of().num_groups == 2
+
+
+def test_pages_go_to_another_cache_byte_by_byte() -> None:
+    """The pages of all groups, in order of use; the other cache serves their prefix then."""
+    cache, other = cache_of(), cache_of()
+    arrays = filled(cache)
+    tables = committed(cache, "a", 0, 6)
+    groups = cache.cached_prefixes(10**6)
+    assert [group.page_bytes for group in groups] == SIZES
+    held: dict[bytes, bytes] = {}
+    for number, (group, table, devices) in enumerate(zip(groups, tables, arrays, strict=True)):
+        contents = [group.content(place) for place in range(len(group.hashes))]
+        wanted = [b"".join(array[page].tobytes() for array in devices) for page in table]
+        assert sorted(map(bytes, filter(None, contents))) == sorted(wanted)
+        for page_hash, content in zip(group.hashes, contents, strict=True):
+            assert content is not None and other.fill_page(number, page_hash, content)
+            assert not other.fill_page(number, page_hash, b"\0" * len(content))
+            held[page_hash] = content
+    request = RequestID("b")
+    other.pages.claim(request)
+    assert other.pages.reuse_prefix(request, np.arange(7)) == 6
+    new = other.pages.tables(request)
+    for copied, to, devices, own in zip(memory(other), new, arrays, tables, strict=True):
+        for array, source in zip(copied, devices, strict=True):
+            np.testing.assert_array_equal(array[to[:2]], source[own])
+            untouched = [page for page in range(6) if page not in to[:2]]
+            assert not array[untouched].any()
+
+
+def test_a_full_cache_takes_no_page() -> None:
+    cache = cache_of(2)
+    before = filled(cache)[0][0].copy()
+    request = RequestID("a")
+    cache.pages.claim(request)
+    cache.pages.reserve(request, 6)
+    assert not cache.fill_page(0, b"x", bytes(SIZES[0]))
+    np.testing.assert_array_equal(memory(cache)[0][0], before)
+
+
+def test_the_latest_pages_that_fit() -> None:
+    cache = cache_of()
+    first, second = committed(cache, "a", 0, 6), committed(cache, "b", 50, 6)
+    order = [page_hash for page_hash, _ in cache.pages.pools[0].with_content()]
+    assert len(order) == 4 and not set(first[0]) & set(second[0])
+    both = sum(SIZES)
+    cases = ((0, 0), (both - 1, 0), (both, 1), (2 * both + 1, 2), (4 * both, 4), (99 * both, 4))
+    for room, count in cases:
+        groups = cache.cached_prefixes(room)
+        assert [len(group.hashes) for group in groups] == [count, count]
+        assert list(groups[0].hashes) == order[4 - count :]
+    known = [set(order[1:3]), set[bytes]()]
+    groups = cache.cached_prefixes(99 * both, known)
+    assert list(groups[0].hashes) == [order[0], order[3]] and len(groups[1].hashes) == 4
+    # those that are left out do not take the room of others
+    assert list(cache.cached_prefixes(2 * both, known)[0].hashes) == [order[0], order[3]]
+
+
+def test_what_is_overwritten_meanwhile_is_lost() -> None:
+    cache = cache_of(3)
+    filled(cache)
+    committed(cache, "a", 0, 6)
+    group = cache.cached_prefixes(10**6)[0]
+    assert all(group.content(place) is not None for place in range(2))
+    # the two pages are the only ones with a content; a third one is empty and is taken first
+    request = RequestID("b")
+    cache.pages.claim(request)
+    cache.pages.reserve(request, 6)
+    assert [group.content(place) is None for place in range(2)].count(True) == 1
+
+
+def test_several_steps_of_no_request() -> None:
+    inputs = cache_of().get_runtime_inputs([], 3)
+    assert inputs.max_lengths.to_numpy().tolist() == [[0, 0], [1, 0], [1, 1]]
+
+
+def test_slots_for_drafts_and_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A draft's saved states take slots from the memory of pages; the sizes are computed by hand."""
+    state = RecurrentState("ssm", 3, (4, 5))
+    params = KVCacheParams(DType.float32, 1, 4, page_size=5, states=(state,))
+    slot, page = 3 * 4 * 5 * 4, 2 * 2 * 5 * 4 * 4
+    cases = ((False, None, 0), (True, None, 2), (True, 4 * slot + 2 * page, 1))
+    for drafts, memory_bytes, spares in cases:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "max.pipelines"):
+            cache = load_kv_manager(
+                params, 2, 10, 2, [CPU()], None, memory_bytes, drafts=drafts  # pyright: ignore[reportArgumentType]
+            )  # fmt: skip
+        assert cache.states[0].shape == (2 + spares, 3, 4, 5)
+        slots, pages = 2 + spares, cache.total_num_pages
+        assert f"recurrent states: {slots} slots, {byte_size(slots * slot)}\n" in caplog.text
+        assert f"KV cache: {pages} pages of 5 tokens, {byte_size(pages * page)}\n" in caplog.text
+        assert pages == (4 if memory_bytes is None else 2)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "max.pipelines"):
+        cache_of()
+    assert "recurrent states" not in caplog.text
+
+
+def test_trees_of_some_requests_of_a_batch() -> None:
+    """Rows of a request without a tree see all before them; an advance without trees forgets those before."""
+    params = KVCacheParams(DType.float32, 1, 4, page_size=4, verifies_trees=True)
+    cache = PagedKVCacheManager(
+        params, num_layers=1, num_pages=9, max_batch_size=2, max_seq_len=30, devices=[CPU()]
+    )
+    one, other = (TextContext(tokens=np.arange(n), max_length=30) for n in (3, 2))
+    for each in (one, other):
+        cache.claim(each.request_id)
+        cache.alloc(each)
+    inputs = cache.get_runtime_inputs([one, other])
+    assert inputs.ancestors is not None and not inputs.ancestors.num_elements
+    for each in (one, other):
+        each.update(1)
+    one.set_draft([5, 6, 7], [-1, -1, 0])
+    cache.alloc(one)
+    inputs = cache.advance(inputs, [one, other])
+    assert inputs.ancestors is not None
+    # bit i: the row sees row i of the step: the certain one, the drafts on its path, and itself
+    assert inputs.ancestors.to_numpy().tolist() == [0b1, 0b11, 0b101, 0b1011, 0]
+    one.set_draft([], [])
+    inputs = cache.advance(inputs, [one, other])
+    assert inputs.ancestors is not None and not inputs.ancestors.num_elements
