@@ -153,6 +153,7 @@ def test_slots_for_drafts_and_what_is_logged(caplog: pytest.LogCaptureFixture) -
         assert f"recurrent states: {slots} slots, {byte_size(slots * slot)}\n" in caplog.text
         assert f"KV cache: {pages} pages of 5 tokens, {byte_size(pages * page)}\n" in caplog.text
         assert pages == (4 if memory_bytes is None else 2)
+        assert "swapped to the host" not in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO, "max.pipelines"):
         cache_of()
@@ -177,8 +178,28 @@ def test_trees_of_some_requests_of_a_batch() -> None:
     cache.alloc(one)
     inputs = cache.advance(inputs, [one, other])
     assert inputs.ancestors is not None
+    # 4 rows of the one request and 1 of the other, after 3 and 2 tokens
+    assert inputs.max_lengths.to_numpy().tolist() == [[4, 3]]
     # bit i: the row sees row i of the step: the certain one, the drafts on its path, and itself
     assert inputs.ancestors.to_numpy().tolist() == [0b1, 0b11, 0b101, 0b1011, 0]
     one.set_draft([], [])
     inputs = cache.advance(inputs, [one, other])
     assert inputs.ancestors is not None and not inputs.ancestors.num_elements
+
+
+def test_inputs_on_another_device() -> None:
+    """They are copies there, so that each step gets new ones."""
+    params = KVCacheParams(DType.float32, 1, 4, page_size=4)
+    cache = PagedKVCacheManager(
+        params, num_layers=1, num_pages=9, max_batch_size=2, max_seq_len=30, devices=[CPU(1)]
+    )
+    one = TextContext(tokens=np.arange(3), max_length=30)
+    cache.claim(one.request_id)
+    cache.alloc(one)
+    inputs = cache.get_runtime_inputs([one])
+    assert all(value.device == CPU(1) for value in inputs)
+    one.update(5)
+    cache.alloc(one)
+    later = cache.advance(inputs, [one])
+    lengths = [each.cache_lengths.to(CPU()).to_numpy().tolist() for each in (inputs, later)]
+    assert lengths == [[0], [3]]

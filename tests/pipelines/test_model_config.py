@@ -360,7 +360,9 @@ def test_parts_of_a_gguf_file(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     first, second = sorted(folder.glob("*.gguf"))
-    assert MAXModelConfig(model_path=str(folder)).weight_paths() == [first]
+    for again in (False, True):
+        config = MAXModelConfig(model_path=str(folder), force_download=again)
+        assert config.weight_paths() == [first], "a local model is not downloaded"
     second.unlink()
     # what is missing is said when the file is opened; a local model is not looked for on the hub
     lacking = MAXModelConfig(model_path=str(folder))
@@ -415,7 +417,19 @@ def test_files_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             continue
         assert fetched == [("someone/something", listed, "v3", again)]
         assert paths == [tmp_path / "fetched" / name for name in listed]
+    # a part is lacking
+    parts = [f"p-0000{n}-of-00002.gguf" for n in (1, 2)]
+    gguf_file(snapshot / parts[0])
+    monkeypatch.setattr(HuggingFaceRepo, "weight_files", {WeightsFormat.gguf: parts[:1]})
+    fetched.clear()
+    assert config.weight_paths() == [tmp_path / "fetched" / parts[0]]
+    assert fetched == [("someone/something", parts, "v3", True)]
+    config.force_download = False
+    assert config.weight_paths() == [tmp_path / "fetched" / parts[0]]
+    gguf_file(snapshot / parts[1])
+    assert config.weight_paths() == [snapshot / parts[0]]
     # nothing is cached
+    monkeypatch.setattr(HuggingFaceRepo, "weight_files", {WeightsFormat.safetensors: listed})
     monkeypatch.setattr(HuggingFaceRepo, "folder", None)
     fetched.clear()
     config.force_download = False

@@ -380,14 +380,12 @@ class MAXModelConfig(StrictConfig):
         repo = self.huggingface_weight_repo
         weights_format = _format_to_load(repo)
         if weights_format == WeightsFormat.gguf and repo.folder is not None:
-            inside = [repo.folder / name for name in names]
-            # those of a model on the hub may not be on this machine yet
-            if all(path.is_file() for path in inside):
-                return self._gguf_encoding(inside)
+            (name,) = names
+            # that of a model on the hub may not be on this machine yet
+            if (repo.folder / name).is_file():
+                return self._gguf_encoding([repo.folder / name])
         # of a model with files in several formats, or several GGUF files, only these are loaded
         stored = [] if weights_format is None else repo.encodings_of(weights_format, names)
-        if len(stored) == 1:
-            return stored[0]
         encoding = SupportedEncoding.of_dtype(stated_dtype) if stated_dtype else None
         return encoding if encoding in stored or not stored else stored[0]
 
@@ -395,8 +393,8 @@ class MAXModelConfig(StrictConfig):
         """The encoding of GGUF files: the requested one if any tensor has it, as files mix encodings."""
         entries = [entry for path in paths for entry in read_gguf_entries(path)]
         requested = self.quantization_encoding
-        packed = requested is not None and requested not in PLAIN_FLOATS
-        return requested if packed and requested in encodings_in(entries) else encoding_of(entries)
+        is_stored = requested not in PLAIN_FLOATS and requested in encodings_in(entries)
+        return requested if is_stored else encoding_of(entries)
 
     @property
     def weights_format(self) -> WeightsFormat:
@@ -438,14 +436,14 @@ class MAXModelConfig(StrictConfig):
                 f"{self.model_path} has no weight files",
                 "The folder must hold *.safetensors; give --weight-path where they are elsewhere.",
             )
-        fetch_again = self.force_download and repo.repo_type == RepoType.online
         files = [part for name in names for part in gguf_parts(name)]
-        if repo.folder is not None and not fetch_again:
-            inside = [repo.folder / name for name in files]
-            # a local model in parts that lacks one is an error of the file
-            lacks_parts = repo.repo_type == RepoType.local and len(files) > len(names)
-            if all(path.is_file() for path in inside) or lacks_parts:
-                return [repo.folder / name for name in names]
+        if (folder := repo.folder) is not None:
+            is_local = repo.repo_type == RepoType.local
+            # a local model that lacks a part or a file is an error when the file is opened
+            if is_local or (
+                not self.force_download and all((folder / name).is_file() for name in files)
+            ):
+                return [folder / name for name in names]
         paths = download_weight_files(
             self.model_path, files, self.huggingface_weight_revision, self.force_download
         )
