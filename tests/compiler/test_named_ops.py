@@ -28,7 +28,7 @@ NAMED = {
     "lowering/library_lowering.py": (1, "the name under which libraries have a product"),
     "lowering/region_lowering.py": (1, "a result that is written to its part of a concat"),
     "lowering/region_specs.py": (7, "what each op of a region computes"),
-    "mok/__init__.py": (2, "the cast that one to integers that hold its operand extends"),
+    "mok/__init__.py": (1, "the cast that one to integers that hold its operand extends"),
     "mok/products.py": (1, "the product that one with a transposed weight extends"),
     "passes/adapted_products.py": (3, "the terms that are added to a product, and the cast between"),
     "passes/attention.py": (24, "the pattern of attention"),

@@ -60,7 +60,9 @@ def committed(cache: PagedKVCacheManager, name: str, first: int, tokens: int) ->
 
 
 def test_sizes() -> None:
-    assert cache_of().page_sizes() == SIZES and cache_of().num_groups == 2
+    cache = cache_of()
+    assert cache.page_sizes() == SIZES and cache.num_groups == 2
+    assert all(pool.swap is None for pool in cache.pages.pools)
 
 
 def test_pages_go_to_another_cache_byte_by_byte() -> None:
@@ -132,7 +134,9 @@ def test_what_is_overwritten_meanwhile_is_lost() -> None:
 
 
 def test_several_steps_of_no_request() -> None:
-    inputs = cache_of().get_runtime_inputs([], 3)
+    cache = cache_of()
+    inputs = cache.get_runtime_inputs([], 3)
+    assert cache.device == inputs.max_lengths.device == CPU()
     assert inputs.max_lengths.to_numpy().tolist() == [[0, 0], [1, 0], [1, 1]]
 
 
@@ -154,6 +158,8 @@ def test_slots_for_drafts_and_what_is_logged(caplog: pytest.LogCaptureFixture) -
         assert f"KV cache: {pages} pages of 5 tokens, {byte_size(pages * page)}\n" in caplog.text
         assert pages == (4 if memory_bytes is None else 2)
         assert "swapped to the host" not in caplog.text
+    without = load_kv_manager(params, 2, 10, 2, [CPU()], None)  # pyright: ignore[reportArgumentType]
+    assert without.states[0].shape == (2, 3, 4, 5)
     caplog.clear()
     with caplog.at_level(logging.INFO, "max.pipelines"):
         cache_of()
@@ -162,7 +168,7 @@ def test_slots_for_drafts_and_what_is_logged(caplog: pytest.LogCaptureFixture) -
 
 def test_trees_of_some_requests_of_a_batch() -> None:
     """Rows of a request without a tree see all before them; an advance without trees forgets those before."""
-    params = KVCacheParams(DType.float32, 1, 4, page_size=4, verifies_trees=True)
+    params = KVCacheParams(DType.float32, 1, 4, page_size=16, verifies_trees=True)
     cache = PagedKVCacheManager(
         params, num_layers=1, num_pages=9, max_batch_size=2, max_seq_len=30, devices=[CPU()]
     )
@@ -174,6 +180,7 @@ def test_trees_of_some_requests_of_a_batch() -> None:
     assert inputs.ancestors is not None and not inputs.ancestors.num_elements
     for each in (one, other):
         each.update(1)
+    assert cache.advance(inputs, [one, other]) is inputs
     one.set_draft([5, 6, 7], [-1, -1, 0])
     cache.alloc(one)
     inputs = cache.advance(inputs, [one, other])
