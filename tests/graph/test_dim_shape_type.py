@@ -24,8 +24,8 @@ from max.graph import (
     TensorType,
     Type,
 )
+from max.graph.dim import POC
 from max.graph.type import ConvInputLayout, _ChainType, _OpaqueType
-from max.mlir.dim_operators import POC
 
 CPU = DeviceRef.CPU()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max.mlir.dim_operators import POC
+from max.graph.dim import POC
 from max.mlir.dim_parser import DimParseError, parse_dim
 from max.mlir.dims import DimExpr, is_symbol_name, may_be_negative
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from max import mlir
 from max._errors import ArgumentError
-from max._html import details_html
+from max._lazy import lazy_module
 from max._reentry import refuse_in_collection
 from max.graph.graph_module import Module
 from max.graph.graph_options import DevicePlacementPolicy, GraphDebugConfig
@@ -21,7 +21,6 @@ from max.graph.kernel_library import KernelLibrary, default_custom_extensions
 from max.graph.kernel_library import (
     default_custom_extensions_scope as default_custom_extensions_scope,
 )
-from max.graph.saved import load_module, save_module
 from max.graph.staging.added_weights import AddedWeights
 from max.graph.staging.chains import DeviceChainMap
 from max.graph.staging.current import CURRENT, current_graph
@@ -32,6 +31,14 @@ from max.graph.type import DeviceRef, Type, _ChainType
 from max.graph.value import TensorValue, TensorValueLike, Value, value_of
 from max.graph.weight import Weight, stage_weight
 from max.graph.weights._hierarchical import Weights
+
+if TYPE_CHECKING:
+    from max import _html
+    from max.graph import saved
+else:
+    # for notebooks
+    _html = lazy_module("max._html")
+    saved = lazy_module("max.graph.saved")
 
 __all__ = ["Graph"]
 
@@ -159,7 +166,7 @@ class Graph(StagedOps):
         self._block = op.block
 
     def _load(self, path: Path) -> None:
-        self._take(load_module(path))
+        self._take(saved.load_module(path))
 
     def _take(self, module: mlir.ModuleOp) -> None:
         """Makes the entry of a complete module this graph."""
@@ -294,7 +301,7 @@ class Graph(StagedOps):
         subgraph.root = root
         subgraph._module = root._module
         if path is not None:
-            loaded = mlir.subgraphs(load_module(Path(path)))
+            loaded = mlir.subgraphs(saved.load_module(Path(path)))
             if name not in loaded:
                 raise ValueError(f"add_subgraph: {path} has no subgraph @{name}")
             op = loaded[name]
@@ -390,7 +397,7 @@ class Graph(StagedOps):
             ValueError: The format cannot hold the dtype of a value, or the graph has no weight of a name.
             OSError: The files cannot be written.
         """
-        save_module(self.to_mlir(), Path(path), weights)
+        saved.save_module(self.to_mlir(), Path(path), weights)
 
     @property
     def kernel_libraries_paths(self) -> list[Path]:
@@ -421,7 +428,7 @@ class Graph(StagedOps):
 
     def _repr_html_(self) -> str:
         inputs = ", ".join(str(value.type) for value in self.inputs)
-        return details_html(f"Graph {self.name}({inputs})", str(self))
+        return _html.details_html(f"Graph {self.name}({inputs})", str(self))
 
     def __repr__(self) -> str:
         return f"Graph(name={self.name!r}, inputs={len(self.inputs)})"

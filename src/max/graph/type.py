@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from max import mlir
 from max._errors import ArgumentError
-from max._html import text_html
+from max._lazy import lazy_module
 from max._process import cached_results
 from max.driver import CPU, Accelerator, Device
 from max.dtype import DType
 from max.graph.dim import SymbolicDim
 from max.graph.shape import Shape, ShapeLike
+
+if TYPE_CHECKING:
+    from max import _html
+else:
+    # for notebooks
+    _html = lazy_module("max._html")
 
 __all__ = [
     "BufferType",
@@ -254,7 +260,7 @@ class _ShapedType(Type[MlirType]):
 
     def _repr_html_(self) -> str:
         dims = ", ".join(map(str, self.shape))
-        return text_html(f"{type(self).__name__} {self.dtype.name}[{dims}] on {self.device}")
+        return _html.text_html(f"{type(self).__name__} {self.dtype.name}[{dims}] on {self.device}")
 
     def __repr__(self) -> str:
         return (

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.kernel.ir.nodes import Atom, Let, Ref
-from max.kernel.lowering import float8
 from max.kernel.lowering.types import constants, llvm_type, mangled_suffix, vector_name
 from max.kernel.lowering.writer import Writer
 from max.kernel.types import ScalarType, Type, bf16, f16, f32, f64
+
+if TYPE_CHECKING:
+    from max.kernel.lowering import float8
+else:
+    # few kernels have float8 values
+    float8 = lazy_module("max.kernel.lowering.float8")
 
 
 def to_f32(w: Writer, a: Atom) -> str:

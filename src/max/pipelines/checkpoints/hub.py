@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max._dataclass import dataclass
+from max._lazy import lazy_module
 from max._spelling import similar_names
 from max.graph.weights import WeightsFormat, first_parts, gguf_parts
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.encodings import SupportedEncoding
-from max.pipelines.checkpoints.hub_calls import call_hub
 from max.pipelines.checkpoints.model_files import read_json, remedy_for
 from max.pipelines.checkpoints.weight_files import (
     ENTRY_READERS,
@@ -30,6 +30,11 @@ from max.pipelines.core.exceptions import ModelFilesError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
+
+    from max.pipelines.checkpoints import hub_calls
+else:
+    # models in folders need none
+    hub_calls = lazy_module("max.pipelines.checkpoints.hub_calls")
 
 _WHOLE = {
     WeightsFormat.safetensors: "model.safetensors",
@@ -165,7 +170,7 @@ class HuggingFaceRepo:
 
             return HfApi().model_info(self.repo_id, revision=self.revision, files_metadata=True)
 
-        return call_hub(ask, self.repo_id, self.revision)
+        return hub_calls.call_hub(ask, self.repo_id, self.revision)
 
     @cached_property
     def _sizes(self) -> dict[str, int | None]:
@@ -244,7 +249,7 @@ class HuggingFaceRepo:
             except errors.EntryNotFoundError:
                 return None
 
-        return call_hub(fetch, self.repo_id, self.revision)
+        return hub_calls.call_hub(fetch, self.repo_id, self.revision)
 
     @cached_property
     def weight_files(self) -> dict[WeightsFormat, list[str]]:
@@ -436,7 +441,7 @@ def download_weight_files(
                 )
             )
 
-        return call_hub(download, huggingface_model_id, revision)
+        return hub_calls.call_hub(download, huggingface_model_id, revision)
 
     with ThreadPoolExecutor(max(1, min(max_workers, len(filenames))), "download") as pool:
         return list(pool.map(fetch, filenames))
@@ -475,7 +480,7 @@ def try_to_load_from_cache(repo_id: str, filename: str, revision: str) -> str | 
     """
     from huggingface_hub import try_to_load_from_cache as load
 
-    return call_hub(lambda: load(repo_id, filename, revision=revision), repo_id, revision)
+    return hub_calls.call_hub(lambda: load(repo_id, filename, revision=revision), repo_id, revision)
 
 
 def validate_hf_repo_access(repo_id: str, revision: str) -> None:
@@ -494,4 +499,4 @@ def validate_hf_repo_access(repo_id: str, revision: str) -> None:
 
         HfApi().model_info(repo_id, revision=revision)
 
-    call_hub(ask, repo_id, revision)
+    hub_calls.call_hub(ask, repo_id, revision)

@@ -10,7 +10,6 @@ from max._dataclass import dataclass
 from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph import weights
-from max.graph.weights import GGUFFile, SafetensorsFile, TorchFile
 from max.pipelines.checkpoints.encodings import SupportedEncoding
 from max.pipelines.checkpoints.model_files import remedy_for
 from max.pipelines.core.exceptions import ModelFilesError
@@ -47,7 +46,7 @@ def read_safetensors_header(path: Path) -> list[TensorEntry]:
     Raises:
         ModelFilesError: The file is missing, truncated, or not a safetensors file.
     """
-    entries = _open_weights(SafetensorsFile, path).entries
+    entries = _open_weights(weights.SafetensorsFile, path).entries
     return [
         TensorEntry(name, e.type_name, e.shape, e.begin, e.begin + e.nbytes)
         for name, e in entries.items()
@@ -78,7 +77,7 @@ def read_torch_entries(path: Path) -> list[TensorEntry]:
     Raises:
         ModelFilesError: The file is missing, damaged, or contains other objects than tensors.
     """
-    entries = _open_weights(TorchFile, path).entries
+    entries = _open_weights(weights.TorchFile, path).entries
     return [TensorEntry(name, e.type_name, e.shape, 0, e.nbytes) for name, e in entries.items()]
 
 
@@ -90,7 +89,7 @@ ENTRY_READERS = {
 """The function that lists the tensors of a weight file, by the file's suffix."""
 
 
-def open_gguf(path: Path) -> GGUFFile:
+def open_gguf(path: Path) -> weights.GGUFFile:
     """Opens a GGUF file; its data is memory-mapped.
 
     Args:

@@ -28,7 +28,6 @@ from max.graph import DeviceRef
 from max.graph.weights import Weights
 from max.graph.weights import WeightsAdapter as WeightsAdapter
 from max.interfaces import BaseContextType, LogProbabilities
-from max.nn.comm import Signals
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.nn.kv_cache.manager import KVCacheInputs
 from max.nn.transformer.transformer import ReturnLogits
@@ -41,9 +40,11 @@ from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.kv_cache import KVCacheMixin, checked_shape
 
 if TYPE_CHECKING:
+    from max.nn import comm
     from max.pipelines.adapters import manager
 else:
-    # only models with adapters load it
+    # only models on several devices, and with adapters, load them
+    comm = lazy_module("max.nn.comm")
     manager = lazy_module("max.pipelines.adapters.manager")
 
 __all__ = [
@@ -146,7 +147,7 @@ class PipelineModel(ABC, Generic[BaseContextType]):
         """Buffers of the collectives between devices, one per device; empty on a single device."""
         if len(self.devices) == 1:
             return []
-        return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
+        return comm.Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
 
     @classmethod
     def calculate_max_seq_len(
@@ -355,6 +356,6 @@ class AlwaysSignalBuffersMixin:
     def signal_buffers(self) -> list[Tensor]:
         """One buffer per device, even on a single device."""
         if len(self.devices) > 1:
-            return Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
+            return comm.Signals(DeviceRef.from_device(device) for device in self.devices).buffers()
         # on a single device a collective is the identity, and does not read the buffer
         return [Tensor.zeros((1,), DType.uint8, device) for device in self.devices]

@@ -21,8 +21,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
-from max._backends.cpu.kernels.products.dense import packed_matmul as dense
-from max._backends.cpu.kernels.products.int8 import packed_matmul as int8
 from max._backends.cpu.kernels.products.quantized import gemm_amx
 from max._backends.cpu.kernels.products.quantized.activations import (
     SMALL_WORDS,
@@ -377,18 +375,17 @@ def qmatmul_adapted(
     multiply_quantized(results, operands, row_threshold, weight.locality, t, ctx)
 
 
-def _lower_packed_matmul(
+def lower_matmul(
     operands: Sequence[Operand],
     results: Sequence[Operand],
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The call for a product with packed weights of any encoding; see `mok.packed_matmul` and `mok.packed_products`."""
+    """The launch of a product of x `[…, K]`, or of its norm, with packed weights; with `parts` of several products.
+
+    Four more operands are those of `Terms`.
+    """
     encoding: str = attributes["encoding"]
-    if encoding in int8.ENCODINGS:
-        return int8.lower_matmul(operands, results)
-    if encoding not in FORMATS:
-        return dense.lower_matmul(operands, results, attributes, target)
     parts: Parts = attributes.get("parts", ())
     t = quantized_tiling(target, FORMATS[encoding])
     x, out = operands[0], results[0]
@@ -418,8 +415,3 @@ def _lower_packed_matmul(
         kernel = qmatmul_adapted
         params["after"] = next_sites(attributes)
     return KernelCall(kernel, args, params, epilogue=True, workspaces=(workspace, *memory))
-
-
-LOWERINGS = dict.fromkeys(
-    ("mok.packed_matmul", "mok.packed_products", "mok.adapted_products"), _lower_packed_matmul
-)
