@@ -1,0 +1,364 @@
+"""Masks, matchers and end tokens of requests with grammars, with a tokenizer and no model."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from max.interfaces import GenerationStatus
+from max.pipelines import TextContext
+from max.pipelines.core.exceptions import GrammarsWaitError, InputError
+from max.pipelines.structured import constraint, grammar, step_masks
+from max.pipelines.structured.constraint import Constraints, grammar_of, is_constrained
+from max.pipelines.structured.known_masks import late_matcher
+from max.pipelines.structured.step_masks import (
+    MaskThread,
+    MaskWork,
+    OverdueMatcher,
+    StepMasks,
+    forced_tokens,
+    unpack_mask,
+)
+from tests.security.test_panics import panic
+
+FILE = Path(__file__).parents[2] / "models" / "tiny-chat" / "tokenizer.json"
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}'
+
+
+class Delegate:
+    """A tokenizer of one of the libraries, as far as constraints need it."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self.tokenizer = Tokenizer.from_file(str(FILE))
+        self._size = size or self.tokenizer.get_vocab_size()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def to_json(self) -> str:
+        return self.tokenizer.to_str()
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture(scope="module")
+def delegate() -> Delegate:
+    return Delegate()
+
+
+@pytest.fixture(scope="module")
+def end(delegate: Delegate) -> int:
+    """A special token."""
+    content = json.loads(delegate.to_json())
+    return next(each["id"] for each in content["added_tokens"] if each["special"])
+
+
+def context(end: int, own: str | None = None, **more: Any) -> TextContext:
+    return TextContext(
+        max_length=64, tokens=np.arange(1, 9), eos_token_ids={end}, grammar=own, **more
+    )
+
+
+def allowed(constraints: Constraints, context: TextContext, size: int) -> np.ndarray:
+    masks = constraints.start_masks([context])
+    assert masks is not None
+    return unpack_mask(masks.result(), size)[0]
+
+
+def test_a_grammar_comes_before_a_schema() -> None:
+    regex = grammar.of_regex("a+")
+    for own, schema, expected in (
+        (None, None, None),
+        (regex, None, regex),
+        (None, SCHEMA, grammar.of_json_schema(SCHEMA)),
+        (regex, SCHEMA, regex),
+    ):
+        request = context(0, own, json_schema=schema)
+        assert grammar_of(request) == expected
+        assert is_constrained(request) is (expected is not None)
+
+
+def test_masks_have_a_bit_for_each_token() -> None:
+    sizes = [(32, 1), (33, 2), (64, 2), (65, 3), (4096, 128), (4097, 129)]
+    assert [Constraints(Delegate(size)).words() for size, _ in sizes] == [n for _, n in sizes]
+
+
+def test_vocabularies_are_made_once_for_each_set_of_end_tokens(
+    delegate: Delegate, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[int] | None] = []
+    real = constraint._tokenizer
+
+    def counted(text: str, **options: Any) -> Any:
+        made.append(options["eos_token"])
+        return real(text, **options)
+
+    monkeypatch.setattr(constraint, "_tokenizer", counted)
+    constraints, size = Constraints(delegate), len(delegate)
+    constraints.warm_up([end])
+    assert made == [[end]]
+    constraints.begin(context(end, grammar.of_regex("a+")))
+    constraints.warm_up({end, size, size + 7, -1})  # tokens that there are not
+    assert made == [[end]]
+    constraints.warm_up([])
+    assert made[1:] == [None]
+    # an end token with a text is made special
+    (plain,) = delegate.encode("a")
+    constraints.warm_up([plain, end])
+    assert made[2:] == [sorted([plain, end])] * 2
+    constraints.warm_up([end])
+    assert len(made) == 4
+
+
+def test_the_last_results_are_kept() -> None:
+    results: dict[int, int] = {}
+    made: list[int] = []
+
+    def ask(key: int) -> int:
+        def make() -> int:
+            made.append(key)
+            return key * key
+
+        return constraint._recent(results, key, make)
+
+    assert [ask(key) for key in range(16)] == [key * key for key in range(16)]
+    assert ask(0) == 0 and len(made) == 16
+    ask(16)  # drops 1, as 0 was used after it
+    assert [*results] == [*range(2, 16), 0, 16]
+    ask(0)
+    assert made == [*range(17)]
+    assert ask(1) == 1 and made[17:] == [1] and len(results) == 16 and 2 not in results
+
+
+def test_tokens_become_special() -> None:
+    added = [
+        {"id": 5, "content": "<e>", "special": False, "lstrip": True},
+        {"id": 0, "content": "<s>", "special": True},
+    ]
+    for vocabulary in ({"<s>": 0, "b": 1, "c": 2, "<e>": 5}, [["<s>", 0.0], ["b", -1.0], ["c", -2.0]]):  # fmt: skip
+        text = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added, "other": 1})
+        found = json.loads(constraint._with_special(text, [5, 2]))
+        assert found["added_tokens"] == [
+            added[1],
+            {"id": 2, "content": "c", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+             "special": True},
+            {**added[0], "special": True},
+        ]  # fmt: skip
+        assert found["other"] == 1 and found["model"] == {"vocab": vocabulary}
+
+
+def test_a_matcher_follows_the_tokens_that_there_are(delegate: Delegate, end: int) -> None:
+    constraints = Constraints(delegate)
+    tokens = delegate.encode("abc")
+    request = context(end, grammar.of_regex("abc[0-9]"))
+    for token in tokens:
+        request.update(token)
+    constraints.begin(request)
+    found = allowed(constraints, request, len(delegate)).nonzero()[0].tolist()
+    assert all(delegate.tokenizer.decode([t]).isdigit() for t in found) and len(found) >= 10
+    # one that is there stays; one without a grammar gets none
+    matcher = request.matcher
+    constraints.begin(request)
+    assert request.matcher is matcher
+    free = context(end)
+    constraints.begin(free)
+    assert free.matcher is None and constraints.start_masks([free]) is None
+    # strings of JSON are followed later
+    of_string = context(end, json_schema=SCHEMA)
+    constraints.begin(of_string)
+    assert isinstance(of_string.matcher, late_matcher.LateMatcher)
+    assert not isinstance(matcher, late_matcher.LateMatcher)
+
+
+def test_grammars_wait_for_masks_that_nothing_ends(
+    delegate: Delegate, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = Constraints(delegate)
+    for overdue, waits in ((3, False), (4, True)):
+        monkeypatch.setattr(MaskThread, "overdue", overdue)
+        request = context(end, grammar.of_regex("a+"))
+        if waits:
+            with pytest.raises(GrammarsWaitError, match="nothing ends them"):
+                constraints.begin(request)
+        else:
+            constraints.begin(request)
+        assert (request.matcher is None) is waits
+        constraints.begin(context(end))  # has no grammar
+
+
+def test_masks_are_those_of_whole_prompts(delegate: Delegate, end: int) -> None:
+    constraints, size = Constraints(delegate), len(delegate)
+    batch = [context(end, own) for own in (None, grammar.of_regex("[0-9]"), grammar.of_regex("x"), None)]  # fmt: skip
+    for each in batch:
+        constraints.begin(each)
+    batch[2].bump_token_indices(active_idx=-5)
+    assert constraints.start_masks([batch[2]]) is None
+    masks = constraints.start_masks(batch)
+    assert masks is not None
+    found = unpack_mask(masks.result(), size)
+    assert found.shape == (4, size) and found[[0, 2, 3]].all()
+    texts = {delegate.tokenizer.decode([token]) for token in found[1].nonzero()[0]}
+    assert texts == set("0123456789")
+
+
+def test_ordinary_tokens_are_whole_characters_within_a_string(delegate: Delegate, end: int) -> None:
+    constraints = Constraints(delegate)
+    found = constraints.ordinary_tokens([end])
+    assert constraints.ordinary_tokens({end}) is found and found.dtype == bool
+    special = {each["id"] for each in json.loads(delegate.to_json())["added_tokens"]}
+    vocabulary = constraints._vocabulary([end])
+    for token in range(len(delegate)):
+        data = vocabulary.decode_bytes([token])
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            text = '"'
+        ordinary = token not in special and bool(re.fullmatch(r'[^"\\<]+', text))
+        assert found[token] == ordinary, (token, data)
+
+
+def test_the_end_token_is_no_part_of_an_answer(delegate: Delegate, end: int) -> None:
+    def ended(text: str, plain: bool = False) -> TextContext:
+        constraints = Constraints(delegate)
+        request = context(end, grammar.of_regex("ab+"))
+        if plain:
+            request.eos_token_ids = {*request.eos_token_ids, *delegate.encode("z")}
+        constraints.begin(request)
+        for token in delegate.encode(text):
+            request.update(token)
+            constraints.advance(request, token)
+        last = delegate.encode("z")[0] if plain else end
+        request.update(last)
+        assert request.status is GenerationStatus.END_OF_SEQUENCE
+        constraints.advance(request, last)
+        return request
+
+    for plain in (False, True):
+        assert ended("abb", plain).failure is None
+        early = ended("a", plain)
+        assert early.status is GenerationStatus.CANCELLED
+        assert isinstance(early.failure, InputError)
+        assert "the answer's grammar cannot be followed" in str(early.failure)
+
+
+def test_a_token_that_is_not_allowed_ends_the_request(delegate: Delegate, end: int) -> None:
+    constraints, request = Constraints(delegate), context(end, grammar.of_regex("ab+"))
+    constraints.begin(request)
+    (token,) = delegate.encode("z")
+    request.update(token)
+    constraints.advance(request, token)
+    assert request.status is GenerationStatus.CANCELLED and request.failure is not None
+    free = context(end)
+    free.update(token)
+    constraints.advance(free, token)
+    assert free.status is GenerationStatus.ACTIVE and constraints.forced_tokens(free) == []
+    overdue = context(end)
+    overdue.set_matcher(OverdueMatcher("too slow"))
+    overdue.update(token)
+    constraints.advance(overdue, token)
+    assert "too slow" in str(overdue.failure)
+
+
+def test_forced_tokens_end_at_an_end_token() -> None:
+    class Matcher:
+        def __init__(self, tokens: list[int], error: bool = False) -> None:
+            self.tokens, self.error = tokens, error
+
+        def is_error(self) -> bool:
+            return self.error
+
+        def compute_ff_tokens(self) -> list[int]:
+            assert not self.error
+            return self.tokens
+
+    for tokens, expected in (([], []), ([1, 2], [1, 2]), ([1, 9, 2], [1]), ([9, 1], []), ([1, 8, 9], [1])):  # fmt: skip
+        assert forced_tokens(Matcher(tokens), {8, 9}) == expected
+    assert forced_tokens(Matcher([1], error=True), {9}) == []
+
+
+class Row:
+    """A matcher whose mask is a number, waits for an event, or fails."""
+
+    def __init__(
+        self, line: int, waits: threading.Event | None = None, error: BaseException | None = None
+    ) -> None:
+        self.line, self.waits, self.error = line, waits, error
+        self.masks: Any = None
+
+    def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+        if self.waits is not None:
+            while not self.waits.is_set():  # uses CPU time, as its limit counts it
+                pass
+        if self.error is not None:
+            raise self.error
+        ctypes.memmove(pointer, np.full(size // 4, self.line, np.int32).tobytes(), size)
+
+
+def step(thread: MaskThread, rows: list[Row]) -> tuple[StepMasks, dict[int, OverdueMatcher]]:
+    failed: dict[int, OverdueMatcher] = {}
+    work = MaskWork(np.full((len(rows), 2), -1, np.int32), deque((row, n) for n, row in enumerate(rows)))  # fmt: skip
+    return StepMasks(thread, work, failed.__setitem__), failed
+
+
+def test_rows_that_fail_leave_the_others() -> None:
+    masks, failed = step(MaskThread(), [Row(1), Row(2, error=panic()), Row(3)])
+    assert masks.result().tolist() == [[1, 1], [-1, -1], [3, 3]]
+    assert [*failed] == [1] and failed[1].is_error() and not failed[1].consume_token(3)
+    assert failed[1].get_error().startswith("the grammar's package fails: ")
+    masks, failed = step(MaskThread(), [Row(1, error=ValueError("wrong")), Row(2)])
+    with pytest.raises(ValueError, match="wrong"):
+        masks.result()
+    assert not failed
+
+
+def test_a_row_that_takes_too_long_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+    thread, go = MaskThread(), threading.Event()
+    try:
+        masks, failed = step(thread, [Row(1), Row(2, go), Row(3), Row(4, error=panic())])
+        found = masks.result()
+        assert found.tolist() == [[1, 1], [-1, -1], [3, 3], [-1, -1]]
+        assert sorted(failed) == [1, 3] and thread.overdue == 1
+        assert failed[1].get_error() == "the tokens that may follow take more than 0.05 s to find"
+        # the abandoned thread writes no more into what was given
+        go.set()
+        while thread.overdue:
+            time.sleep(0.001)
+        assert found.tolist()[1] == [-1, -1]
+        assert step(thread, [Row(7)])[0].result().tolist() == [[7, 7]]
+    finally:
+        go.set()
+
+
+def test_what_is_left_alone_holds_up_the_next_work_for_a_mask_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    thread, go = MaskThread(), threading.Event()
+    slow = MaskWork(np.zeros((1, 2), np.int32), deque([(Row(5, go), 0)]))
+    try:
+        thread.submit(slow)
+        thread.leave(slow)
+        monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+        assert step(thread, [Row(7)])[0].result().tolist() == [[7, 7]]
+        assert slow.abandoned and thread.overdue == 1
+    finally:
+        go.set()
+    assert slow.finished.wait(10) and thread.overdue == 0 and slow.error is None
+    # one that ends by itself is no longer looked at
+    quick = MaskWork(np.zeros((1, 2), np.int32), deque([(Row(5), 0)]))
+    thread.submit(quick)
+    thread.leave(quick)
+    thread.settle()
+    assert quick.finished.is_set() and not quick.abandoned and quick.masks.tolist() == [[5, 5]]
+    assert quick.row == -1 and quick.seconds() == 0 and thread._unattended is None
