@@ -158,6 +158,13 @@ def test_overlapping_alternatives() -> None:
     assert "oneOf" in named
     with pytest.raises(InputError, match="oneOf"):
         of_json_schema(over)
+    # alternatives that are no objects are told apart by their opposites, or refused
+    lengths = of_json_schema({"oneOf": [{**TEXT, "maxLength": 3}, {**TEXT, "minLength": 2}]})
+    assert takes(lengths, '"a"') and takes(lengths, '"abcd"') and not takes(lengths, '"abc"')
+    multiples = {"oneOf": [{**NUMBER, "multipleOf": 2}, {**NUMBER, "multipleOf": 3}]}
+    with pytest.raises(InputError, match="oneOf"):
+        of_json_schema(multiples)
+    assert len(loose_schema(multiples).relaxed_keywords) == 1
     # alternatives that llguidance itself tells apart are as they are
     simple = {"oneOf": [TEXT, NUMBER]}
     assert loose_schema(simple).schema == simple and takes(of_json_schema(simple), "3")

@@ -86,6 +86,7 @@ def test_a_long_conversation_is_dropped_at_once() -> None:
     last = None
     for _ in range(100_000):
         last = stored(1, last)
+    assert last is not None
     store.put("last", last)
     assert store.find("last", "a") is last
     del last
@@ -115,3 +116,23 @@ def test_random_conversations_stay_within_the_bounds() -> None:
             assert total == store._bytes <= BOUND, f"seed {seed}"
             assert set(map(id, store._holders)) == set(alive), f"seed {seed}"
             assert len(store._responses) <= 8, f"seed {seed}"
+
+
+def test_the_latest_used_of_a_number_are_kept() -> None:
+    store = ResponseStore(BOUND, most_responses=3)
+    for name in ("a", "b", "c"):
+        store.put(name, stored(1, text=name))
+    assert kept(store, ["c", "b", "a"]) == ["c", "b", "a"]
+    assert store.find("c", "other") is None  # no use
+    store.put("d", stored(1, text="d"))
+    assert kept(store, ["a", "b", "c", "d"]) == ["a", "b", "d"]
+    assert store.find_item("in c", "a") is None and store.find_item("out d", "b") is None
+    assert store.find_item("in b", "a") == {"id": "in b"} == store._items["a", "in b"]
+    # a later response has an item of the same name
+    store.put("e", stored(1, text="d"))
+    assert kept(store, ["a"]) == [] and store.delete("d", "a")
+    assert store.find_item("out d", "a") == {"id": "out d"} and store.delete("e", "a")
+    assert store.find_item("out d", "a") is None
+    nameless = StoredResponse("a", None, ({"id": None}, {}), {"output": [{"id": 3}]}, 1)
+    store.put("f", nameless)
+    assert {*store._items} == {("a", "in b"), ("a", "out b")}
