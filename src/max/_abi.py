@@ -230,9 +230,10 @@ class CompileJob(Words):
     LAYOUT = 2  # ptr: the data layout
     MACHINE = 3  # ptr: the target machine
     BUILDER = 4  # ptr: the pass builder
-    BUFFER = 5  # ptr, result: the memory buffer, to be disposed of
-    START = 6  # ptr, result: the object code
-    SIZE = 7  # result: its bytes
+    LOOPS = 5  # 1 if loops are optimized, else 0
+    BUFFER = 6  # ptr, result: the memory buffer, to be disposed of
+    START = 7  # ptr, result: the object code
+    SIZE = 8  # result: its bytes
 
 
 # ***** executions *****

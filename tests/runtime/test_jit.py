@@ -253,13 +253,43 @@ def compilers(machine_jit):
     return jit.Compiler(machine_jit.machine), machine_jit._compiler()
 
 
-def test_one_native_call_compiles_as_many_calls_do(compilers, monkeypatch):
+LOADS = """
+define i64 @k_loads(ptr %from, i64 %count) {
+entry:
+  br label %body
+body:
+  %i = phi i64 [ 0, %entry ], [ %next, %body ]
+  %sum = phi i64 [ 0, %entry ], [ %more, %body ]
+  %x = load i64, ptr %from
+  %more = add i64 %sum, %x
+  %next = add i64 %i, 1
+  %again = icmp slt i64 %next, %count
+  br i1 %again, label %body, label %end
+end:
+  ret i64 %more
+}
+"""
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_one_native_call_compiles_as_many_calls_do(compilers, loops, monkeypatch):
     plain, native = compilers
-    expected = plain.compile("sound", SOUND)
+    texts = {"sound": SOUND, "loads": LOADS}
+    expected = {name: plain.compile(name, text, loops=loops) for name, text in texts.items()}
     ran = []
-    monkeypatch.setattr(jit.Compiler, "_optimize", lambda self, module: ran.append(module))
-    assert native.compile("sound", SOUND) == expected and not ran
-    assert b"k_one" in expected and b"twice" not in expected, "the helper is inlined"
+    monkeypatch.setattr(jit.Compiler, "_optimize", lambda self, *args: ran.append(args))
+    for name, text in texts.items():
+        assert native.compile(name, text, loops=loops) == expected[name] and not ran
+    sound = expected["sound"]
+    assert b"k_one" in sound and b"twice" not in sound, "the helper is inlined"
+
+
+def test_loops_are_optimized_where_that_is_asked_for(compilers):
+    for compiler in compilers:
+        with_loops = compiler.compile("loads", LOADS)
+        assert compiler.compile("loads", LOADS, loops=True) == with_loops
+        # the sum of equal numbers is a product once loops are looked at
+        assert compiler.compile("loads", LOADS, loops=False) != with_loops
 
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
@@ -342,10 +372,10 @@ def compilations(monkeypatch):
     done = []
     compile = jit.Compiler.compile
 
-    def counted(self, name, text, optimize=True):
+    def counted(self, name, *rest, **named):
         if name != native_compiler.EXPORT:
             done.append((name, threading.get_ident()))
-        return compile(self, name, text, optimize)
+        return compile(self, name, *rest, **named)
 
     monkeypatch.setattr(jit.Compiler, "compile", counted)
     return done
@@ -408,9 +438,9 @@ def test_cancelled_units_can_still_be_loaded(machine_jit, monkeypatch, tmp_path,
     go, done = threading.Event(), compilations(monkeypatch)
     counted = jit.Compiler.compile
 
-    def waiting(self, name, text, optimize=True):
+    def waiting(self, *arguments):
         assert go.wait(60)
-        return counted(self, name, text, optimize)
+        return counted(self, *arguments)
 
     monkeypatch.setattr(jit.Compiler, "compile", waiting)
     units = [unit(f"cancelled{i}", i) for i in range(8)]

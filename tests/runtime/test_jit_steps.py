@@ -77,6 +77,36 @@ def test_what_is_started_ahead(
     new.wait_for_started()
 
 
+def test_whose_loops_are_optimized(
+    new: jit.Jit, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of short kernels, and of outlined functions of any length."""
+    found: dict[str, bool] = {}
+    compile_module = jit.Compiler.compile
+
+    def recorded(
+        self: jit.Compiler, name: str, text: str, optimize: bool = True, loops: bool = True
+    ) -> bytes:
+        found[name] = loops
+        return compile_module(self, name, text, optimize, loops)
+
+    monkeypatch.setattr(jit.Compiler, "compile", recorded)
+
+    def of_length(name: str, length: int) -> jit.Unit:
+        text = constant(name, 1)
+        return unit(name, 1, text + " " * (length - len(text)))
+
+    limit = jit.LONG_TEXT
+    units = [of_length("short", limit), of_length("long", limit + 1)]
+    units.append(of_length("outlined", limit + 1)._replace(outlined=True))
+    new.load(units, cache=cache)
+    assert {name: found[name] for name in ("short-1", "long-1", "outlined-1")} == {
+        "short-1": True,
+        "long-1": False,
+        "outlined-1": True,
+    }
+
+
 def test_starts_are_waited_for(new: jit.Jit, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[Any] = []
     monkeypatch.setattr(jit, "wait", waited.append)

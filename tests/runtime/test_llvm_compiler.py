@@ -136,9 +136,11 @@ def test_what_is_compiled_in_one_call(caplog: pytest.LogCaptureFixture) -> None:
 
     compiler.native = native
     assert compiler.compile("twice", TEXT) == b"object"
-    text, triple, layout, *addresses = calls.pop()
+    text, triple, layout, *addresses, loops = calls.pop()
     assert (text, triple) == (TEXT.encode(), machine.triple.encode())
-    assert layout == compiler._layout.encode() and all(addresses)
+    assert layout == compiler._layout.encode() and all(addresses) and loops is True
+    compiler.compile("twice", TEXT, loops=False)
+    assert calls.pop()[-1] is False
     assert compiler.compile("twice", TEXT, optimize=False)[:4] == b"\x7fELF" and not calls
     other = compiler.compile("thrice", TEXT.replace("twice", "thrice"))
     assert len(other) > 100 and len(calls) == 1

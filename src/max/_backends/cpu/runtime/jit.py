@@ -56,6 +56,9 @@ logger = logging.getLogger("max.runtime")
 
 _OBJECT_KIND = "object"
 
+LONG_TEXT = 60_000
+"""The characters of a kernel's text from which on LLVM does not optimize its loops: about 1,300 lines."""
+
 
 @dataclass
 class JitStats:
@@ -84,12 +87,14 @@ class Unit(NamedTuple):
         exports: The names of the functions to export.
         text: Makes the module's text, with the modules of the outlined functions that it calls. Called on a miss only.
         optimize: Whether LLVM optimizes it.
+        outlined: Whether it is an outlined function.
     """
 
     key: str
     exports: tuple[str, ...]
     text: Callable[[], str | kernel.Modules]
     optimize: bool = True
+    outlined: bool = False
 
 
 class Jit:
@@ -152,6 +157,7 @@ class Jit:
                 llvm_version,
                 *self.machine,
                 PASS_MODE,
+                str(LONG_TEXT),
                 code.model,
                 code.reloc,
             )
@@ -320,7 +326,9 @@ class Jit:
         )
 
     def _work(self, unit: Unit, text: str) -> bytes:
-        return self._compiler().compile(unit.key, text, unit.optimize)
+        # most of the time of a short kernel, or of an outlined function, is in its loops
+        loops = unit.outlined or len(text) <= LONG_TEXT
+        return self._compiler().compile(unit.key, text, unit.optimize, loops)
 
     def _link(
         self,
@@ -378,7 +386,7 @@ class Jit:
 
 
 def _function(name: str, text: Callable[[], str], optimize: bool) -> Unit:
-    return Unit(name if optimize else f"{name}.plain", (name,), text, optimize)
+    return Unit(name if optimize else f"{name}.plain", (name,), text, optimize, True)
 
 
 def _functions_called(unit: Unit, data: bytes | None) -> list[Unit]:

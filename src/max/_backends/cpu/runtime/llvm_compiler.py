@@ -1,7 +1,8 @@
 """LLVM IR text to object code, for one machine.
 
 Kernels come as LLVM IR with explicit vectors, so the pipeline is LLVM's function simplification at level 1, without the
-vectorizer and the unroller (docs/runtime.md has the measurements).
+vectorizer and the unroller. It has 12 passes over loops, whose time grows faster than the text. Long kernels, whose
+tiles are unrolled already, take three passes without loops (docs/runtime.md has the measurements).
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ else:
     llvm = lazy_module("llvmlite.binding")
     ffi = lazy_module("llvmlite.binding.ffi")
 
-PASS_MODE = "function-simplification-O1"
-"""The name of the pipeline, as a part of the keys of object code."""
+PASSES = ("SROAPass", "SimplifyCFGPass", "InstCombinePass")
+"""The passes of modules whose loops are not optimized; llvmlite's functions ``LLVMPY_module_Add…`` add them."""
+PASS_MODE = "function-simplification-O1 " + " ".join(PASSES)
+"""The names of the pipelines, as a part of the keys of object code."""
 # releases in which the functions below share no state between contexts (checked in their source)
 _LOCK_FREE_VERSIONS = {"0.50.0"}
 _LOCK_FREE_FUNCTIONS = (
@@ -144,16 +147,17 @@ class Compiler:
         options.loop_unrolling = options.loop_interleaving = False
         self._builder = llvm.create_pass_builder(self._target_machine, options)
         self._layout = str(self._target_machine.target_data)
-        self.native: Callable[[bytes, bytes, bytes, int, int], bytes | None] | None = None
+        self.native: Callable[[bytes, bytes, bytes, int, int, bool], bytes | None] | None = None
         """Compiles optimized modules in one call, if given: `native_compiler.NativeCompile`."""
 
-    def compile(self, name: str, text: str, optimize: bool = True) -> bytes:
+    def compile(self, name: str, text: str, optimize: bool = True, loops: bool = True) -> bytes:
         """Verifies and optimizes a module, and emits its object code.
 
         Args:
             name: For errors and dumps.
             text: The module.
             optimize: Whether LLVM optimizes. IR that is already in its final form compiles five times as fast without.
+            loops: Whether it optimizes loops as well, which takes most of the time of optimization.
 
         Raises:
             CompileError: The text does not parse or does not verify.
@@ -166,6 +170,7 @@ class Compiler:
                 self._layout.encode(),
                 _address(self._target_machine),
                 _address(self._builder),
+                loops,
             )
             if data is not None:
                 return data  # None: the calls below raise the error
@@ -182,19 +187,21 @@ class Compiler:
             self._target_machine if optimize else create_target_machine(self.machine, 0)
         )
         if optimize:
-            self._optimize(module)
+            self._optimize(module, loops)
         if dump := dumps[0]:
             dump.info("LLVM IR of %s\n%s", name, module)
         if dump := dumps[1]:
             dump.info("assembly of %s\n%s", name, target_machine.emit_assembly(module))
         return target_machine.emit_object(module)
 
-    def _optimize(self, module: llvm.ModuleRef) -> None:
-        """Inlines functions that must be inlined, then simplifies each function."""
-        inline = llvm.create_new_module_pass_manager()
-        inline.add_always_inliner_pass()
-        inline.run(module, self._builder)
-        for function in module.functions:
+    def _optimize(self, module: llvm.ModuleRef, loops: bool) -> None:
+        """Inlines functions that must be inlined, then simplifies each function, or runs `PASSES`."""
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_always_inliner_pass()
+        for name in () if loops else PASSES:
+            getattr(ffi.lib, f"LLVMPY_module_Add{name}")(passes)
+        passes.run(module, self._builder)
+        for function in module.functions if loops else ():
             if not function.is_declaration:
                 # a new pass manager per function: one keeps analyzes of the function that it ran on
                 self._builder.getFunctionPassManager().run(function, self._builder)
@@ -202,5 +209,5 @@ class Compiler:
     def assembly(self, text: str) -> str:
         """The assembly of a module, for dumps and tests."""
         module = llvm.parse_assembly(text, llvm.create_context())
-        self._optimize(module)
+        self._optimize(module, True)
         return self._target_machine.emit_assembly(module)

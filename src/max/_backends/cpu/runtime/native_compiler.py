@@ -12,7 +12,7 @@ import ctypes
 from typing import Any
 
 from max._abi import CompileJob
-from max._backends.cpu.runtime.llvm_compiler import SPEED_LEVEL
+from max._backends.cpu.runtime.llvm_compiler import PASSES, SPEED_LEVEL
 
 __all__ = ["EXPORT", "FUNCTIONS", "TEXT", "NativeCompile", "function_table"]
 
@@ -26,6 +26,7 @@ FUNCTIONS = (
     "SetDataLayout",
     "CreateNewModulePassManager",
     "module_AddAlwaysInlinerPass",
+    *(f"module_Add{name}" for name in PASSES),
     "RunNewModulePassManager",
     "DisposeNewModulePassManger",
     "ModuleFunctionsIter",
@@ -50,6 +51,10 @@ def _loads() -> str:
         f"  %p{i} = getelementptr ptr, ptr %functions, i64 {i}\n  %{name} = load ptr, ptr %p{i}"
         for i, name in enumerate(FUNCTIONS)
     )
+
+
+def _added_passes() -> str:
+    return "\n".join(f"  call void %module_Add{name}(ptr %passes)" for name in PASSES)
 
 
 def _fields() -> str:
@@ -93,17 +98,28 @@ verify:
 inline:
   call void %SetTarget(ptr %module, ptr %TRIPLE)
   call void %SetDataLayout(ptr %module, ptr %LAYOUT)
-  %inliner = call ptr %CreateNewModulePassManager()
-  call void %module_AddAlwaysInlinerPass(ptr %inliner)
-  call void %RunNewModulePassManager(ptr %inliner, ptr %module, ptr %BUILDER)
-  call void %DisposeNewModulePassManger(ptr %inliner)
+  %passes = call ptr %CreateNewModulePassManager()
+  call void %module_AddAlwaysInlinerPass(ptr %passes)
+  %LOOPS.p = getelementptr i64, ptr %job, i64 {CompileJob.LOOPS.value}
+  %LOOPS = load i64, ptr %LOOPS.p
+  %loops = icmp ne i64 %LOOPS, 0
+  br i1 %loops, label %run, label %add
+add:
+{_added_passes()}
+  br label %run
+run:
+  call void %RunNewModulePassManager(ptr %passes, ptr %module, ptr %BUILDER)
+  call void %DisposeNewModulePassManger(ptr %passes)
+  br i1 %loops, label %iterate, label %emit
+
+iterate:
   %iterator = call ptr %ModuleFunctionsIter(ptr %module)
   br label %next
 
 next:
   %function = call ptr %FunctionsIterNext(ptr %iterator)
   %last = icmp eq ptr %function, null
-  br i1 %last, label %emit, label %look
+  br i1 %last, label %iterated, label %look
 
 look:
   %declared = call i32 %IsDeclaration(ptr %function)
@@ -112,13 +128,16 @@ look:
 
 ; a new pass manager per function: one keeps analyzes of the function that it ran on
 optimize:
-  %passes = call ptr %buildFunctionSimplificationPipeline(ptr %BUILDER, i32 {SPEED_LEVEL})
-  call void %RunNewFunctionPassManager(ptr %passes, ptr %function, ptr %BUILDER)
-  call void %DisposeNewFunctionPassManger(ptr %passes)
+  %simplify = call ptr %buildFunctionSimplificationPipeline(ptr %BUILDER, i32 {SPEED_LEVEL})
+  call void %RunNewFunctionPassManager(ptr %simplify, ptr %function, ptr %BUILDER)
+  call void %DisposeNewFunctionPassManger(ptr %simplify)
   br label %next
 
-emit:
+iterated:
   call void %DisposeFunctionsIter(ptr %iterator)
+  br label %emit
+
+emit:
   %buffer = call ptr %TargetMachineEmitToMemory(ptr %MACHINE, ptr %module, i32 1, ptr %message)
   %unmade = icmp eq ptr %buffer, null
   br i1 %unmade, label %drop, label %give
@@ -185,7 +204,7 @@ class NativeCompile:
         self._free = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(free)
 
     def __call__(
-        self, text: bytes, triple: bytes, layout: bytes, machine: int, builder: int
+        self, text: bytes, triple: bytes, layout: bytes, machine: int, builder: int, loops: bool
     ) -> bytes | None:
         """The object code of a module, optimized; None if LLVM rejects it.
 
@@ -195,6 +214,7 @@ class NativeCompile:
             layout: Its data layout.
             machine: The address of the target machine.
             builder: The address of the pass builder.
+            loops: Whether loops are optimized; see `Compiler.compile`.
         """
         job = (ctypes.c_int64 * len(CompileJob))()
         texts = [ctypes.c_char_p(value) for value in (text, triple, layout)]
@@ -203,6 +223,7 @@ class NativeCompile:
         ):
             job[field] = ctypes.cast(value, ctypes.c_void_p).value or 0
         job[CompileJob.MACHINE], job[CompileJob.BUILDER] = machine, builder
+        job[CompileJob.LOOPS] = loops
         if not self._call(self._functions, job):
             return None
         try:

@@ -75,6 +75,9 @@ def multiply_tile(
     sums = k.tile(t.sums, (t.height, 2), width=t.width, fill=0)
     if not (first or folds):
         load_sums(sums, c, t.height, 2, t.width)
+    # rows that are not neighbors have an address each, which the loop keeps in a register
+    apart = 0 if a.row == 1 else a.row
+    rows = [a.elements[i * apart :] for i in k.static_range(t.height)]
     for n in range(size):
         low = b.elements.load(n * b.row, width=t.width)
         high = b.elements.load(n * b.row + t.width, width=t.width)
@@ -88,7 +91,7 @@ def multiply_tile(
                 line = 2 * n + half
                 ahead.prefetch(line % (2 * t.width), line // (2 * t.width) * t.step)
         for i in k.static_range(t.height):
-            left = k.splat(a.elements[n * a.column + i * a.row], t.width)
+            left = k.splat(rows[i][n * a.column + (i if a.row == 1 else 0)], t.width)
             sums[i, 0] = multiply_add(sums[i, 0], left, low)
             sums[i, 1] = multiply_add(sums[i, 1], left, high)
     if folds and not first:
