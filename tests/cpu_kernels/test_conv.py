@@ -13,7 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from max import kernel as k
+from max._backends.cpu.kernels.convolution.conv import LOWERINGS
 from max._backends.cpu.kernels.convolution.filters import filter_elements
+from max._backends.cpu.kernels.products.blocking import FOLDED_SIZE
+from max._backends.kernel_call import Operand, Scalar
 from max.dtype import DType
 from tests.cpu_kernels.harness import run
 from tests.tolerance import assert_close
@@ -155,6 +159,33 @@ def test_taps_that_whole_tiles_lack(
 def test_few_positions(positions: int) -> None:
     """Register tiles of all heights."""
     Case(1, (1, positions), (1, 3), 16, 33, 1, (1, 1), (1, 1), (0, 0, 1, 1)).check(True)
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize("channels", [64, 512])  # sums of 512 channels are folded
+def test_strides_and_folds_are_no_part_of_the_code(stride: tuple[int, int], channels: int) -> None:
+    def call(stride: tuple[int, int], channels: int) -> tuple[Any, Any, list[Any]]:
+        x = Operand(DType.float32, (1, 9, 9, channels))
+        strips = Operand(DType.float32, (1, filter_elements((3, 3), channels, DType.float32)))
+        sizes = [-(-9 // step) for step in stride]
+        made = LOWERINGS["mok.packed_conv"](
+            [x, strips],
+            [Operand(DType.float32, (1, *sizes, 32))],
+            {
+                "stride": stride,
+                "dilation": (1, 1),
+                "padding": (1,) * 4,
+                "groups": 1,
+                "taps": (3, 3),
+            },
+            k.host_target(),
+        )
+        values = [arg.value for arg in made.args if isinstance(arg, Scalar)]
+        return made.kernel, made.params, values
+
+    *code, values = call(stride, channels)
+    assert code == [*call((1, 1), 64)[:2]]
+    assert values == [1, *stride, int(9 * channels > FOLDED_SIZE)]
 
 
 LONG_SUMS = list(

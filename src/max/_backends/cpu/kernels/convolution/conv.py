@@ -24,11 +24,19 @@ from max._backends.cpu.kernels.convolution.filters import (
     pack_strips,
 )
 from max._backends.cpu.kernels.convolution.inputs import image_axes, pad_input, padded_sizes
-from max._backends.cpu.kernels.convolution.patches import MAX_TAPS, Steps, Window
+from max._backends.cpu.kernels.convolution.patches import MAX_TAPS, RunTimeSteps, Steps, Window
 from max._backends.cpu.kernels.products.blocking import is_long
 from max._backends.cpu.kernels.tiles.strips import COLUMNS, Results, identity
 from max._backends.cpu.kernels.tiles.tiling import Tiling
-from max._backends.kernel_call import Arg, KernelCall, Operand, Workspace, product, view
+from max._backends.kernel_call import (
+    Arg,
+    KernelCall,
+    Operand,
+    Scalar,
+    Workspace,
+    product,
+    view,
+)
 from max.dtype import DType
 
 MIN_RUN_LANES = 48
@@ -37,12 +45,30 @@ VECTOR = 64
 """The maximum number of elements of a vector."""
 
 
+class PackedForm(NamedTuple):
+    """What is known of a convolution with a packed filter when it is compiled.
+
+    Args:
+        taps: `[Q, R, S]`.
+        dilation: From tap to tap along the axes.
+        padding: Before and after each axis.
+        groups: Groups of channels.
+        reading: How patches are read; see `MODES` in `convolve`.
+    """
+
+    taps: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    groups: int
+    reading: str
+
+
 class Mode(NamedTuple):
     """How the products of a convolution are computed.
 
     Args:
         reading: How patches are read; see `MODES` in `convolve`.
-        folds: Whether each K block has accumulators of its own; see `Tiling`.
+        folds: Whether each K block has accumulators of its own; see `Patches`.
     """
 
     reading: str
@@ -64,7 +90,7 @@ def conv(
     epilogue: Any = identity,
 ) -> None:
     """`out` `[N, D, H, W, F]` from `x` `[N, D, H, W, C]` and `weight` `[Q, R, S, C / groups, F]`."""
-    t = conv_tiling(ctx.target, x.dtype, weight.dtype, mode.folds)
+    t = conv_tiling(ctx.target, x.dtype, weight.dtype)
     stored = filter_tiling(ctx.target, weight.dtype, t)
     strips = packed.view(stored.lane)
     how = mode_of(mode.reading, x, t)
@@ -75,7 +101,8 @@ def conv(
     taps = (weight.shape[0], weight.shape[1], weight.shape[2])
     window = Window(taps, *steps)
     f = Filter(strips, weight.dtype, weight.shape[3], groups, stored)
-    convolve_image(out, x, padded, extra, f, window, how, epilogue, t, ctx)
+    folds = int(mode.folds)
+    convolve_image(out, x, padded, extra, f, window, how, folds, epilogue, t, ctx)
 
 
 @k.kernel
@@ -84,26 +111,25 @@ def conv_packed(
     x: k.Input,
     weight: k.Input,
     padded: k.InOut,
+    steps: RunTimeSteps,
     *extra: k.Input,
     ctx: k.Context,
-    taps: Any,
-    steps: Steps,
-    groups: int,
-    mode: Mode,
+    form: PackedForm,
     epilogue: Any = identity,
 ) -> None:
-    """`conv` with a packed filter, `[groups * strips, elements]`, of `taps` `[Q, R, S]`."""
-    t = conv_tiling(ctx.target, x.dtype, weight.dtype, mode.folds)
+    """`conv` with a packed filter, `[groups * strips, elements]`."""
+    t = conv_tiling(ctx.target, x.dtype, weight.dtype)
     stored = filter_tiling(ctx.target, weight.dtype, t)
     strips = weight.reshape(weight.size).view(stored.lane)
-    how = mode_of(mode.reading, x, t)
+    how, groups = mode_of(form.reading, x, t), form.groups
     if how != "in_place":
-        pad(padded, x, steps.padding, groups, t, ctx)
+        pad(padded, x, form.padding, groups, t, ctx)
         ctx.barrier()
-    window = Window(taps, *steps)
+    stride = (steps.deep, steps.down, steps.along)
+    window = Window(form.taps, stride, form.dilation, form.padding)
     # the shape of the packed filter does not say how many channels a group has
     f = Filter(strips, weight.dtype, x.shape[4] // groups, groups, stored)
-    convolve_image(out, x, padded, extra, f, window, how, epilogue, t, ctx)
+    convolve_image(out, x, padded, extra, f, window, how, steps.folds, epilogue, t, ctx)
 
 
 @k.inline
@@ -115,6 +141,7 @@ def convolve_image(
     f: Filter,
     window: Window,
     how: str,
+    folds: Any,
     epilogue: Any,
     t: Tiling,
     ctx: Any,
@@ -129,12 +156,14 @@ def convolve_image(
         f: The packed filter.
         window: The taps and their positions.
         how: How patches are read; see `MODES` in `convolve`.
+        folds: As of `convolve`.
         epilogue: The function that is called before results are stored.
         t: The tiling.
         ctx: The context.
     """
     results = Results(out, extra, epilogue, t.width)
-    convolve(results, x, padded_elements(padded, x, t), f, window, how, t, ctx)
+    elements = padded_elements(padded, x, t)
+    convolve(results, x, elements, f, window, how, t, ctx, folds=folds)
 
 
 @k.inline
@@ -287,14 +316,11 @@ def _lower_packed_conv(
         view("operand", 0, x, image_axes(rank), static=False),
         view("operand", 1, weight, static=False),
         view("workspace", 0, padded, static=False),
+        *(Scalar(n) for n in (*steps.stride, int(mode.folds))),
     )
-    params = {
-        "steps": steps,
-        "taps": taps if rank == 5 else (1, *taps),
-        "groups": groups,
-        "mode": mode,
-    }
-    return KernelCall(conv_packed, args, params, epilogue=True, workspaces=(padded,))
+    all_taps = taps if rank == 5 else (1, *taps)
+    form = PackedForm(all_taps, steps.dilation, steps.padding, groups, mode.reading)
+    return KernelCall(conv_packed, args, {"form": form}, epilogue=True, workspaces=(padded,))
 
 
 LOWERINGS = {

@@ -300,7 +300,7 @@ def plan_tasks(
 @k.inline
 def convolve(
     results: Results, x: k.View, padded: k.View, f: Filter, window: Window, mode: str, t: Tiling, ctx: k.Context,
-    fill: int = 0,
+    fill: int = 0, folds: Any = 0,
 ) -> None:  # fmt: skip
     """Multiplies patches by strips.
 
@@ -314,6 +314,7 @@ def convolve(
         t: The tiling.
         ctx: The context.
         fill: What the padding holds.
+        folds: As of `Patches`.
     """
     out, groups, stored = results.out, f.groups, f.strip_tiling
     copied, in_place = mode == "copied", mode == "in_place"
@@ -355,14 +356,9 @@ def convolve(
         lanes = copy if copied else left
         tile_starts = None if copied else starts
         patches = Patches(
-            lanes,
-            tile_starts,
-            cut.copy_step,
-            valid if bounded else None,
-            zeros,
-            offsets,
+            lanes, tile_starts, cut.copy_step, valid if bounded else None, zeros, offsets, folds,
             flips if lead else None,
-        )
+        )  # fmt: skip
         # the state of a K block is in variables, so that inner loops do not recompute it
         block, first_run, begin, from_row = k.i64(0), k.i64(0), k.i64(0), k.i64(0)
         # copied patches are a single run

@@ -41,18 +41,15 @@ class Filter(NamedTuple):
     strip_tiling: Tiling
 
 
-def conv_tiling(
-    target: Target, x: k.ScalarType, weight: k.ScalarType, folds: bool = False
-) -> Tiling:
+def conv_tiling(target: Target, x: k.ScalarType, weight: k.ScalarType) -> Tiling:
     """The tiling of products: as of matrices, but small integers are summed in 32 bits.
 
     Args:
         target: The target.
         x: Element type of the input.
         weight: Element type of the filter.
-        folds: Whether each K block has accumulators of its own.
     """
-    t = tiling(target, x, weight, folds)
+    t = tiling(target, x, weight)
     # a dot product of small integers would overflow its dtype
     if not t.sums.is_float and t.sums.bits < 32:
         return replace(t, sums=k.i32, lane=k.i32, width=target.width(k.i32))

@@ -15,7 +15,7 @@ does::
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.convolution.inputs import inside
@@ -23,6 +23,11 @@ from max._backends.cpu.kernels.convolution.int8_filters import add_byte_products
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, load_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add
+
+if TYPE_CHECKING:
+    Integer = k.Integer
+else:
+    Integer = k.i64
 
 MAX_HEIGHT = 13
 """The maximum number of positions of a tile."""
@@ -72,6 +77,22 @@ class Steps(NamedTuple):
     padding: tuple[int, ...]
 
 
+class RunTimeSteps(NamedTuple):
+    """What of a convolution its code takes at run time, so that one kernel serves several.
+
+    Args:
+        deep: The stride along D.
+        down: The stride along H.
+        along: The stride along W.
+        folds: As of `Patches`.
+    """
+
+    deep: Integer
+    down: Integer
+    along: Integer
+    folds: Integer
+
+
 class Window(NamedTuple):
     """The window of a convolution.
 
@@ -98,6 +119,8 @@ class Patches(NamedTuple):
         valid: The bits of the runs that lie in the input; None: all do.
         zeros: What the other runs read.
         offsets: Lanes from the beginning of a patch to each run.
+        folds: 1 if each K block has accumulators of its own, which are then added to the sums, else 0; see
+            `kernels.products.blocking.FOLDED_SIZE`.
         flips: Of bytes: the sign bits of a vector; see `int8_filters.add_byte_products`.
     """
 
@@ -107,6 +130,7 @@ class Patches(NamedTuple):
     valid: Any
     zeros: Any
     offsets: Any
+    folds: Any = 0
     flips: Any = None
 
 
@@ -319,7 +343,7 @@ def multiply_patches(
         t: The tiling.
     """
     sums = k.tile(t.sums, (height, 2), width=t.width, fill=0)
-    if not t.folds:
+    if patches.folds == 0:
         if not first:
             load_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
         elif initial is not None:
@@ -342,7 +366,7 @@ def multiply_patches(
                 left = k.splat(rows[i][n], t.width)
                 sums[i, 0] = add_lane_products(sums[i, 0], left, low, flips)
                 sums[i, 1] = add_lane_products(sums[i, 1], left, high, flips)
-    if t.folds:
+    if patches.folds == 1:
         if not first:
             add_sums(sums, Matrix(c, COLUMNS), height, 2, t.width)
     store_sums(Matrix(c, COLUMNS), sums, height, 2, t.width)
