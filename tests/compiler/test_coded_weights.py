@@ -104,11 +104,38 @@ def test_the_dtype_of_the_weight_counts(runs_here: bool, streamed: bool, encodin
             %y = mok.packed_matmul(%x, %p) {{{attributes}}} : ({x}, {w}) -> !mo.tensor<[n, 32], f32, cpu:0>
             mo.output(%y) : (!mo.tensor<[n, 32], f32, cpu:0>) -> () }} }}"""
     )
-    packing = replace(CPU_PACKING, codings={DType.bfloat16: "coded bfloat16"})
+    codings = {DType.bfloat16: "coded bfloat16"}
+    packing = replace(CPU_PACKING, streamed_bytes=1, codings=codings)
     code_weights(entry(module).block, lambda op: runs_here, packing)
     (product,) = [op for op in module.walk() if isinstance(op, PackedMatmulOp)]
     assert product.attr("encoding") == encoding
     assert len([op for op in module.walk() if isinstance(op, CodeOp)]) == (encoding != "rows")
+
+
+@pytest.mark.parametrize(("limit", "count"), [(8192, 2), (8193, 0)])
+def test_few_weights_are_not_coded(limit: int, count: int) -> None:
+    """A weight of several products counts once, one that is not streamed never."""
+    x, w = "!mo.tensor<[n, 64], bf16, cpu:0>", "!mo.tensor<[1, 2048], bf16, cpu:0>"
+    y = "!mo.tensor<[n, 32], bf16, cpu:0>"
+    uses = (("a", "p", "true"), ("b", "p", "true"), ("c", "q", "true"), ("d", "r", "false"))
+    module = mok.parse(
+        f"builtin.module {{ mo.graph @g(%x: {x}) -> ({', '.join([y] * 4)}) {{"
+        + "".join(
+            f'%{name}w = mo.constant.external() {{name = "{name}"}} : () -> {w}\n'
+            f'%{name} = mok.pack(%{name}w) {{encoding = "rows"}} : ({w}) -> {w}\n'
+            for name in "pqr"
+        )
+        + "".join(
+            f'%{name} = mok.packed_matmul(%x, %{packed}) {{encoding = "rows", columns = 32 : i64, '
+            f"streamed = {streamed}}} : ({x}, {w}) -> {y}\n"
+            for name, packed, streamed in uses
+        )
+        + f"mo.output(%a, %b, %c, %d) : ({', '.join([y] * 4)}) -> () }} }}"
+    )
+    codings = {DType.bfloat16: "coded bfloat16"}
+    packing = replace(CPU_PACKING, streamed_bytes=limit, codings=codings)
+    code_weights(entry(module).block, lambda op: True, packing)
+    assert len([op for op in module.walk() if isinstance(op, CodeOp)]) == count
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])

@@ -13,6 +13,7 @@ from max._backends.cpu.passes.packed_ops import (
     GroupedProductsOp,
     PackedMatmulOp,
     PackedProductsOp,
+    static_bytes,
 )
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
@@ -31,20 +32,23 @@ def code_weights(block: Block, runs_here: RunsHere, packing: Packing) -> None:
         runs_here: Whether an op runs on the CPU.
         packing: Which weights are coded.
     """
-    coded: dict[SSAValue, SSAValue] = {}
     # many rows wait for the processor, not for memory; a weight of theirs is not kept twice
     plain = {
         op.operands[1]
         for op in ops_of(block)
         if type(op) in PRODUCTS and op.attr_or("many_rows", False)
     }
+    chosen: dict[MoOp, str] = {}
     for op in ops_of(block):
         encoding = _encoding(op, packing) if type(op) in PRODUCTS and runs_here(op) else None
-        if encoding is None:
-            continue
+        if encoding is not None and op.operands[1] not in plain:
+            chosen[op] = encoding
+    # of few weights, as of a classifier behind convolutions, the kernels take longer to compile than they save
+    if sum(map(static_bytes, {op.operands[1] for op in chosen})) < packing.streamed_bytes:
+        return
+    coded: dict[SSAValue, SSAValue] = {}
+    for op, encoding in chosen.items():
         packed = op.operands[1]
-        if packed in plain:
-            continue
         # a packed weight of several products is coded once
         if packed not in coded:
             code = CodeOp.of(packed, encoding)

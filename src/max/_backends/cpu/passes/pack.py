@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from xdsl.ir import Block, SSAValue
 
 from max._backends.backend import RunsHere
 from max._backends.cpu.packing import NO_PACKING, Packing
-from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp
+from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp, static_bytes
 from max._compiler.analysis.layout import Layout
 from max._compiler.analysis.shapes import shape_of, view_layout
 from max._compiler.passes.base import ops_of
@@ -94,7 +93,7 @@ def _pack(block: Block, candidates: list[MoOp], constant: set[SSAValue], packing
             matrix = as_matrix(op, w) if source is not None else w
             packed[w, encoding] = insert_before(op, PackOp.of([matrix], encoding))
     # whether the caches hold the weights until the next execution
-    streamed = sum(map(_bytes, packed.values())) >= packing.streamed_bytes
+    streamed = sum(map(static_bytes, packed.values())) >= packing.streamed_bytes
     for op, w, encoding in chosen:
         x = op.operands[0]
         columns = shape_of(op.results[0])[-1]
@@ -129,7 +128,10 @@ def _pack_int8(products: list[MoOp], constant: set[SSAValue], packing: Packing) 
         if (w, encoding) not in packed:
             packed[w, encoding] = insert_before(op, PackOp.of([w], encoding))
         panels = packed[w, encoding]
-        columns, streamed = shape[0 if by_rows else 1], _bytes(panels) >= packing.streamed_bytes
+        columns, streamed = (
+            shape[0 if by_rows else 1],
+            static_bytes(panels) >= packing.streamed_bytes,
+        )
         product = PackedMatmulOp.of(x, panels, encoding, columns, streamed, op.location)
         result = insert_before(op, product)
         # the kernel's result is int32; a product that wraps in 8 bits is narrowed
@@ -241,12 +243,6 @@ def as_matrix(op: MoOp, base: SSAValue) -> SSAValue:
     if list(shape_of(base)) == shape:
         return base
     return insert_before(op, build(ReshapeOp, (base,), {}, (type_.with_shape(shape),)))
-
-
-def _bytes(value: SSAValue) -> int:
-    type_ = value.type
-    assert isinstance(type_, TensorType) and type_.static_shape is not None
-    return math.prod(type_.static_shape) * type_.dtype.size_in_bytes
 
 
 def _encoding(op: MoOp, packing: Packing) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from xdsl.ir import Block, SSAValue
@@ -11,7 +10,7 @@ from max._backends.backend import RunsHere
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.packing import Packing
 from max._backends.cpu.passes.merge_products import bring_before, pairs_of
-from max._backends.cpu.passes.packed_ops import GroupedProductsOp, PackOp
+from max._backends.cpu.passes.packed_ops import GroupedProductsOp, PackOp, static_bytes
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
@@ -113,9 +112,6 @@ def _replace(
 ) -> None:
     """Replaces a product, or both of a pair, by one op at the place of the first one."""
     x, _, *grouping = first.operands
-    type_ = packed.type
-    assert isinstance(type_, TensorType) and type_.static_shape is not None
-    size = math.prod(type_.static_shape) * type_.dtype.size_in_bytes
     result_type = first.results[0].type
     assert isinstance(result_type, TensorType)
     columns = [shape_of(op.results[0])[-1] for op in part]
@@ -124,7 +120,7 @@ def _replace(
         encoding,
         [size for size in columns if isinstance(size, int)],
         (0,) if len(part) == 2 else (),
-        size >= packing.streamed_bytes,
+        static_bytes(packed) >= packing.streamed_bytes,
         first.location,
         result_type.dtype,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
@@ -32,6 +33,7 @@ __all__ = [
     "PackedMatmulOp",
     "PackedProductsOp",
     "ProjectAdaptersOp",
+    "static_bytes",
 ]
 
 
@@ -51,6 +53,13 @@ def _infer_pack(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]
     # packed int8 elements have 128 added, and are unsigned
     dtype = DType.uint8 if encoding in INT8 else w.dtype
     return (TensorType.get(dtype, [strips, sizes[0][1]], w.device),)
+
+
+def static_bytes(value: SSAValue) -> int:
+    """The bytes of a value of static shape."""
+    type_ = value.type
+    assert isinstance(type_, TensorType) and type_.static_shape is not None
+    return math.prod(type_.static_shape) * type_.dtype.size_in_bytes
 
 
 def _dtype(type_: Attribute) -> DType:
