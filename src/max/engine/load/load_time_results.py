@@ -17,7 +17,7 @@ from max.engine.run.linked_program import LinkedProgram
 
 __all__ = ["inputs_of", "needed_later", "run_once"]
 
-PART_BYTES = 64 << 20
+PART_BYTES = 16 << 20
 """The approximate size of the weights that one part reads."""
 
 
