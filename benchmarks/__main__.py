@@ -312,7 +312,7 @@ WITH_MEAN = ("matmul", "unseen-matmul", "blocks", "unseen-blocks", "models")
 
 
 def merge(entries: Sequence[Mapping[str, Any]], cells: int) -> tuple[list[str], str]:
-    """The newest row of each case of a section, and when they were measured.
+    """The newest row of each case of a section on a machine, and when they were measured.
 
     Args:
         entries: The section's runs, the oldest first; those with other columns than the newest are left out.
@@ -328,6 +328,14 @@ def merge(entries: Sequence[Mapping[str, Any]], cells: int) -> tuple[list[str], 
                 rows[key], days[key] = row, f"{entry['date']}, {entry['machine']}."
     rows = {key: row for key, row in rows.items() if not row.startswith("| all |")}
     return [*head, *rows.values()], " ".join(sorted({days[key] for key in rows}))
+
+
+def by_machine(entries: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The runs of each machine, in the order in which machines were first measured."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        found.setdefault(entry["machine"], []).append(entry)
+    return list(found.values())
 
 
 def _mean(rows: Sequence[str]) -> str:
@@ -377,14 +385,20 @@ def pages() -> dict[Path, str]:
     for name, section in SECTIONS.items():
         if name in found:
             parts = kernels if section.kernels else whole
-            rows, stamp = merge(found[name], section.cells)
-            tables[name] = rows
-            text = f"{wrapped(section.about)}\n\n" if section.about else ""
-            parts.append(f"## {section.title}\n{text}{wrapped(stamp)}\n\n" + "\n".join(rows) + "\n")
-            if name in WITH_MEAN:
-                parts.append(_mean(rows))
-            if section.like in tables:
-                parts.append(wrapped(beside(rows, tables[section.like], section.group)) + "\n")
+            parts.append(f"## {section.title}")
+            if section.about:
+                parts.append(f"{wrapped(section.about)}\n")
+            for number, entries in enumerate(by_machine(found[name])):
+                rows, stamp = merge(entries, section.cells)
+                parts.append(f"{wrapped(stamp)}\n\n" + "\n".join(rows) + "\n")
+                if name in WITH_MEAN:
+                    parts.append(_mean(rows))
+                # the summary, and sections beside others, are of the machine that was measured first
+                if number == 0:
+                    tables[name] = rows
+                    if section.like in tables:
+                        sentence = beside(rows, tables[section.like], section.group)
+                        parts.append(wrapped(sentence) + "\n")
     return {
         PAGE: replaced("\n".join(whole), summary(tables)),
         KERNELS_PAGE: "\n".join(kernels),

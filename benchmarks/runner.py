@@ -174,11 +174,13 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """One line on the machine, for the head of a table."""
+    """One line on the machine, for the head of a table; processors of one name differ by their family and model."""
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.split(":", 1)[1].strip()
-                break
+        lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines()]
+        # those of the first processor
+        found = {line[0].strip(): line[1].strip() for line in reversed(lines) if len(line) == 2}
+        cpu = found.get("model name", cpu)
+        if "cpu family" in found and "model" in found:
+            cpu += f" (family {found['cpu family']} model {found['model']})"
     return f"{cpu}, {len(os.sched_getaffinity(0))} CPUs, Python {platform.python_version()}"

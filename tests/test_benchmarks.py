@@ -16,7 +16,16 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from benchmarks import blocks, generation, imported, imported_models, matmul, phases, runner
-from benchmarks.__main__ import SECTIONS, beside, geometric_mean, merge, pages, ratios_of, with_seed
+from benchmarks.__main__ import (
+    SECTIONS,
+    beside,
+    by_machine,
+    geometric_mean,
+    merge,
+    pages,
+    ratios_of,
+    with_seed,
+)
 from benchmarks.models import fits
 from benchmarks.random_gguf import SCALES, random_vocabulary, write_random_gguf
 from benchmarks.random_models import weight_shapes
@@ -45,6 +54,24 @@ def test_the_newest_row_of_each_case_stays() -> None:
         "| bf16 | 1 | 30 | 2.0 |",
     ]
     assert stamp == "1, M. 2, M."
+
+
+def test_machines_do_not_share_a_table() -> None:
+    """The first one that was measured comes first, with its later runs."""
+    first, other, later = entry("1"), {**entry("2"), "machine": "N"}, entry("3")
+    assert by_machine([first, other, later]) == [[first, later], [other]]
+
+
+def test_processors_of_one_name_differ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the family and the model of the first processor in the list of the system."""
+    text = "processor: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\n"
+    text += "processor: 1\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: Another\n"
+    listed = tmp_path / "cpuinfo"
+    listed.write_text(text)
+    monkeypatch.setattr(runner, "Path", lambda _: listed)
+    assert runner.machine().startswith("AMD EPYC (family 25 model 17), ")
+    listed.write_text("model name: ARM\n")
+    assert runner.machine().startswith("ARM, ")
 
 
 def test_rows_with_other_columns_are_left_out() -> None:
