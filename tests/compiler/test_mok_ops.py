@@ -19,6 +19,7 @@ from max.graph import DeviceRef, Graph, TensorType, ops
 from max.mlir import DimExpr, build, clone_module, entry, print_module, resources
 from max.mlir.builtin import UNKNOWN_LOC
 from max.mlir.conditions import Condition
+from max.mlir.types import ChainType
 from max.mlir.types import TensorType as MoTensor
 
 X = "!mo.tensor<[4], f32, cpu:0>"
@@ -112,6 +113,13 @@ def test_a_body_without_operands(op: str) -> None:
     text = module(f"^body:\n{constant}\nmok.yield(%b) : ({X}) -> ()", op=op)
     parsed = mok.parse(text.replace("(%x)", "()").replace(f": ({X}) -> {X} {{", f": () -> {X} {{"))
     parsed.verify()
+
+
+@pytest.mark.parametrize("op", ["mok.region", "mok.once"])
+def test_a_body_without_results(op: str) -> None:
+    text = module(f"^body(%a: {X}):\nmok.yield() : () -> ()", op=op)
+    text = text.replace("%y = ", "").replace(f": ({X}) -> {X} {{", f": ({X}) -> () {{")
+    mok.parse(text.replace("mo.output(%y)", "mo.output(%x)")).verify()
 
 
 def product(x: list[int], y: list[int], result: list[int], transpose: bool) -> str:
@@ -290,6 +298,31 @@ def test_each_mask_has_a_rounding(roundings: int) -> None:
         return
     with pytest.raises(ValueError, match=f"{roundings} roundings, expected 3"):
         attention(qkv((F32, [7])), 0, [None], roundings)
+
+
+def test_attention_of_what_is_no_tensor() -> None:
+    types = [MoTensor.get(F32, [DimExpr.of(5), DimExpr.of(8)], DEVICE)] * 3
+    attributes = {"axis": 0, "fills": (), "roundings": (None, None), "dtype": F32}
+    infer = mok.AttentionOp.spec.infer
+    assert infer is not None and list(infer(types, attributes)) == types[:1]
+    with pytest.raises(TypeError, match="an operand is no tensor"):
+        infer([*types, ChainType.get()], attributes)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_attention_guards_against_nan_where_it_is_asked_to(guarded: bool) -> None:
+    values = Block(arg_types=[MoTensor.get(F32, [DimExpr.of(5), DimExpr.of(8)], DEVICE)] * 3).args
+    op = mok.AttentionOp.of(values, 0.5, (), (None, None), 0, F32, UNKNOWN_LOC, guarded)
+    assert op.attr_or("guarded", False) is guarded
+
+
+def test_copies_between_devices() -> None:
+    here = MoTensor.get(F32, [DimExpr.of(4)], DEVICE)
+    there = MoTensor.get(F32, [DimExpr.of(4)], DeviceRef.CPU(1).to_mlir())
+    (x,) = Block(arg_types=[here]).args
+    copy = mok.DeviceCopyOp.of(x, there, UNKNOWN_LOC)
+    copy.verify()
+    assert [*copy.operands] == [x] and [*copy.result_types] == [there]
 
 
 def test_texts_of_attention_are_checked() -> None:
