@@ -16,6 +16,7 @@ from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams
 from max.nn.kv_cache.recurrent_state import RecurrentState
 from max.pipelines.core import TextContext
 from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
+from max.pipelines.kv_cache.memory import fitting_length, spare_slots
 
 # pages of 3 tokens on two devices: 2 layers of 2 heads of 4, and 1 layer of 6 heads of 5
 GROUPS = (CacheGroup(1, 6, 5),)
@@ -158,6 +159,11 @@ def test_slots_for_drafts_and_what_is_logged(caplog: pytest.LogCaptureFixture) -
         assert f"KV cache: {pages} pages of 5 tokens, {byte_size(pages * page)}\n" in caplog.text
         assert pages == (4 if memory_bytes is None else 2)
         assert "swapped to the host" not in caplog.text
+    assert spare_slots(PARAMS, 2, None) == 0, "there are no states"
+    assert fitting_length(params, 1, 10, 0) == 0, "not even the states fit"
+    for count in (1, 2, 3):  # at most a fourth of the memory
+        assert spare_slots(params, 9, 4 * count * slot) == count
+        assert spare_slots(params, 9, 4 * count * slot - 1) == count - 1
     without = load_kv_manager(params, 2, 10, 2, [CPU()], None)  # pyright: ignore[reportArgumentType]
     assert without.states[0].shape == (2, 3, 4, 5)
     caplog.clear()
