@@ -29,7 +29,7 @@ _DISTANCES: Mapping[str, StreamDistances] = {
     # docs/log/2026-11-28-granite-rapids.md
     "sapphirerapids": StreamDistances(1024, 4096),
     # docs/log/2026-11-29-few-rows-zen4.md: hardware prefetchers fall behind where lines are multiplied by several rows
-    "znver4": StreamDistances(2048, 8192, 3),
+    "znver4": StreamDistances(2048, 8192, 5),
     # docs/log/2026-11-29-drafts-zen5.md: rows that share a weight are hidden behind its reads
     "znver5": StreamDistances(4096, 8192),
 }
