@@ -362,3 +362,60 @@ def test_what_is_left_alone_holds_up_the_next_work_for_a_mask_at_most(
     thread.settle()
     assert quick.finished.is_set() and not quick.abandoned and quick.masks.tolist() == [[5, 5]]
     assert quick.row == -1 and quick.seconds() == 0 and thread._unattended is None
+
+
+def taken(constraints: Constraints, request: TextContext, tokens: list[int]) -> TextContext:
+    """A request after some tokens."""
+    constraints.begin(request)
+    for token in tokens:
+        request.update(token)
+        constraints.advance(request, token)
+    return request
+
+
+def test_an_end_token_within_an_answer(delegate: Delegate, end: int) -> None:
+    constraints, (a,), (b,) = Constraints(delegate), delegate.encode("a"), delegate.encode("b")
+    within = grammar.of_lark(f'start: "a" <[{end}]> "b"')
+    failed = taken(constraints, context(end, within), [a, end])
+    assert failed.status is GenerationStatus.CANCELLED
+    assert f"it needs the end token {end} within the answer" in str(failed.failure)
+    # it is a token as others where it does not end the answer
+    goes_on = taken(constraints, context(end, within, ignore_eos=True), [a, end])
+    assert goes_on.failure is None and goes_on.status is GenerationStatus.ACTIVE
+    # a sequence of tokens ends an answer wherever it is
+    cut = context(end, grammar.of_regex("abc"), eos_sequences=[[a, b]])
+    assert taken(constraints, cut, [a, b]).status is GenerationStatus.END_OF_SEQUENCE
+    assert cut.failure is None
+
+
+def test_grammars_that_fail_after_a_token_are_refused(delegate: Delegate, end: int) -> None:
+    rules = [f'r{number}: "a" r{(number * 7 + 1) % 800} | "b"' for number in range(800)]
+    starts = " | ".join(f"r{number}" for number in range(800))
+    request = context(end, grammar.of_lark("\n".join([f"start: {starts}", *rules])))
+    with pytest.raises(InputError, match=r"cannot be followed: .*2400 items; max is 2000"):
+        Constraints(delegate).begin(request)
+    assert request.matcher is None
+
+
+def test_tokens_within_strings_are_taken_at_once(delegate: Delegate, end: int) -> None:
+    constraints, begin = Constraints(delegate), delegate.encode('{"a": "some birds')
+    plain, closing = delegate.encode("lark"), delegate.encode('"')
+    request = taken(constraints, context(end, json_schema=SCHEMA), begin)
+    assert not constraints.take_plain(request, plain)  # the mask is not known
+    masks = constraints.start_masks([request])
+    assert masks is not None and isinstance(request.matcher, late_matcher.LateMatcher)
+    request.matcher.run.learn(masks.result()[0])
+    assert constraints.take_plain(request, plain) and constraints.take_plain(request, [])
+    assert not constraints.take_plain(request, [*plain, *closing])
+    rest = delegate.encode('"}')
+    for token in rest:
+        assert request.matcher is not None and request.matcher.consume_token(token)
+    assert request.matcher is not None and request.matcher.is_accepting()
+    # no others have such tokens
+    regex = taken(constraints, context(end, grammar.of_regex("[a-z]+")), [])
+    assert not constraints.take_plain(regex, plain) and not constraints.take_plain(context(end), [])
+    texts = constraints._token_texts([end])
+    assert constraints._token_texts([]) is texts
+    forced = taken(constraints, context(end, grammar.of_regex("a(bcdefghij klmno){9}")), [])
+    text = delegate.tokenizer.decode(constraints.forced_tokens(forced), skip_special_tokens=False)
+    assert text and ("a" + "bcdefghij klmno" * 9).startswith(text)

@@ -126,9 +126,16 @@ def test_each_try_leaves_more_out() -> None:
     one = {"type": "object", "properties": {"a": TEXT}, "required": ["a"]}
     form = loose_schema({**one, "not": {"required": ["a"]}})
     assert form.relaxed_keywords == ("not",) and form.schema == {**one, "additionalProperties": False}  # fmt: skip
+    depends = {**one, "properties": {"a": TEXT, "b": TEXT}, "dependentRequired": {"a": ["b"]}}
+    form = loose_schema(depends)
+    assert form.relaxed_keywords == () and form.schema["additionalProperties"] is False
+    assert takes(of_loose_schema(depends)[0], '{"a": "", "b": ""}')
+    assert not takes(of_loose_schema(depends)[0], '{"a": ""}')
     patterns = {"type": "object", "patternProperties": {"^a": TEXT}, "required": ["z"]}
     form = loose_schema(patterns)
     assert form.schema == patterns and form.relaxed_keywords == ()
+    form = loose_schema({**patterns, "not": {"required": ["z"]}})
+    assert form.schema == patterns and form.relaxed_keywords == ("not",)
     form = loose_schema({"type": "string", "minLength": 3, "maxLength": 2})
     (named,) = form.relaxed_keywords
     assert form.schema == {"type": "string"} and named.startswith("all but the type (")
@@ -195,3 +202,15 @@ def test_matchers_of_wrong_grammars() -> None:
     # long ones are read with a deep stack
     rules = [f"r{number}: r{number + 1}" for number in range(1000)]
     assert takes(of_lark("\n".join(["start: r0", *rules, 'r1000: "a"'])), "a")
+
+
+def test_the_options_of_schemas() -> None:
+    for own, lenient in ((of_json_schema(TEXT), False), (of_loose_schema(TEXT)[0], True)):
+        (read,) = json.loads(own)["grammars"]
+        assert read["json_schema"]["x-guidance"] == {
+            "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": lenient,
+            "coerce_one_of": lenient,
+        }  # fmt: skip
+    for make in (of_lark, of_grammar):
+        with pytest.raises(InputError, match="multipleOf"):
+            make('start: %json {"multipleOf": 999983}')
