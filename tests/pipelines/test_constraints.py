@@ -419,3 +419,29 @@ def test_tokens_within_strings_are_taken_at_once(delegate: Delegate, end: int) -
     forced = taken(constraints, context(end, grammar.of_regex("a(bcdefghij klmno){9}")), [])
     text = delegate.tokenizer.decode(constraints.forced_tokens(forced), skip_special_tokens=False)
     assert text and ("a" + "bcdefghij klmno" * 9).startswith(text)
+
+
+def test_masks_of_a_wider_vocabulary() -> None:
+    """Tokens that a mask does not have are allowed where there is no grammar; NumPy's own bits are the reference."""
+    for batch, vocabulary in ((1, 64), (3, 64), (3, 63), (3, 65), (2, 90), (70, 65)):
+        masks = np.random.default_rng(batch).integers(-(2**31), 2**31, (batch, 2)).astype(np.int32)
+        masks[0] = -1
+        found = unpack_mask(masks, vocabulary)
+        assert found.shape == (batch, vocabulary) and found.dtype == bool
+        for row in range(batch):
+            bits = [
+                bool(masks[row, at // 32] >> (at % 32) & 1) for at in range(min(64, vocabulary))
+            ]
+            assert found[row].tolist() == bits + [row == 0] * (vocabulary - len(bits))
+
+
+def test_works_run_one_after_the_other() -> None:
+    thread, go = MaskThread(), threading.Event()
+    slow, quick = (MaskWork(np.zeros((1, 2), np.int32), deque([(row, 0)])) for row in (Row(5, go), Row(6)))  # fmt: skip
+    try:
+        thread.submit(slow)
+        thread.submit(quick)
+        assert not quick.finished.wait(0.05) and slow.row == 0
+    finally:
+        go.set()
+    assert quick.finished.wait(10) and slow.finished.is_set()

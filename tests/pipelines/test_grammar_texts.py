@@ -36,7 +36,7 @@ def takes(own: str, text: str) -> bool:
 
 
 def test_choices_are_the_only_texts() -> None:
-    choices = ["yes", "ye", 'a "b"', "ö\n", "\\", "x|y", "/z/", "(", " "]
+    choices = ["yes", "ye", "😀", 'a "b"', "ö\n", "\\", "x|y", "/z/", "(", " "]
     own = of_choices(choices)
     draw = random.Random(5)
     others = ["", "y", "yess", 'a "b', "ö", "\\\\", "x", "y", "yes|ye", "  "]
@@ -205,6 +205,8 @@ def test_matchers_of_wrong_grammars() -> None:
 
 
 def test_the_options_of_schemas() -> None:
+    with pytest.raises(InputError, match="add up to more than 100000"):
+        of_json_schema({"items": {"multipleOf": 100_001}})
     for own, lenient in ((of_json_schema(TEXT), False), (of_loose_schema(TEXT)[0], True)):
         (read,) = json.loads(own)["grammars"]
         assert read["json_schema"]["x-guidance"] == {

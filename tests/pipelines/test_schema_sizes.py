@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from max.pipelines.structured.pattern_automata import MOST_AUTOMATA
 from max.pipelines.structured.schema_forms import TooLargeSchemaError, grammar_schema
 
 TEXT, OTHER = {"type": "string"}, {"type": "integer", "minimum": 3}
@@ -28,6 +29,7 @@ WRAPPERS: dict[str, tuple[int, Callable[[Any], dict[str, Any]]]] = {
     # each of these is written as schemas within schemas
     "unresolved": (60, lambda inner: {"$ref": "#/nowhere", "items": inner}),
     "reference": (60, lambda inner: {"$ref": "#/$defs/o", "items": inner}),
+    "items of a reference": (60, lambda inner: {"$ref": "#/$defs/l", "unevaluatedItems": inner}),
     "contains": (60, lambda inner: {"contains": inner, "maxItems": 1}),
     "then": (59, lambda inner: {"if": {"type": "integer"}, "then": inner}),
 }  # fmt: skip
@@ -39,10 +41,11 @@ def test_schemas_are_120_deep_at_most(keyword: str) -> None:
     schema: Any = TEXT
     for _ in range(most):
         schema = wrap(schema)
-    root = {"$defs": {"o": OTHER, "deep": schema}}
+    own = {"o": OTHER, "l": {"type": "array"}}
+    root = {"$defs": {**own, "deep": schema}}
     for each in ({**schema, **root}, {"$ref": "#/$defs/deep", **root}):
         assert json.dumps(grammar_schema(each).schema).count('{"type": "string"}') == 1
-    deeper = {**root, "$defs": {"o": OTHER, "deep": wrap(schema)}}
+    deeper = {"$defs": {**own, "deep": wrap(schema)}}
     for each in ({**wrap(schema), **root}, {"$ref": "#/$defs/deep", **deeper}):
         with pytest.raises(TooLargeSchemaError, match="too many parts"):
             grammar_schema(each)
@@ -241,3 +244,24 @@ def test_conditions_and_alternatives() -> None:
     assert grammar_schema({"required": ["a"], "oneOf": options}).overlap == ""
     empty = {"items": {"enum": []}, "uniqueItems": True}
     assert grammar_schema(empty).schema["maxItems"] == 0
+
+
+def test_what_else_is_named() -> None:
+    assert grammar_schema({"$ref": "#/nowhere"}).relaxed_keywords == ("$ref to #/nowhere",)
+    twice = {"allOf": [{"not": TEXT}, {"not": OTHER}]}
+    assert grammar_schema(twice, conditions=False).relaxed_keywords == ("allOf: not",)
+    # each look-ahead is an automaton
+    ahead = {f"p{n}": {"pattern": f"^(?!x{n})[a-z]$"} for n in range(MOST_AUTOMATA + 1)}
+    (named,) = grammar_schema(
+        {"properties": {"plain": {"pattern": "^x"}, **ahead}}
+    ).relaxed_keywords
+    assert named.startswith(f"properties.p{MOST_AUTOMATA}: pattern")
+
+
+def test_lists_of_few_different_items_are_written_out() -> None:
+    lists = {"type": "array", "items": {"$ref": "#/$defs/e"}, "uniqueItems": True}
+    root = {"$defs": {"e": {"enum": [1, 2, 1.0]}}}
+    assert written({**lists, **root}) == {"enum": [[], [1], [2], [1, 2], [2, 1]]}
+    # a list that is longer than its values fits nothing
+    form = grammar_schema({**lists, "minItems": 3, **root})
+    assert form.relaxed_keywords == ("uniqueItems",) and form.schema["minItems"] == 3

@@ -151,7 +151,7 @@ def test_calls_that_others_run() -> None:
         ({"name": "look", "arguments": '{"a": 1}', "output": "x", "error": "y"}, "look", '{"a": 1}', "x"),
         ({"name": "", "arguments": "", "error": "failed"}, "mcp", "{}", "failed"),
         ({}, "mcp", "{}", ""),
-        ({"name": "look", "error": {"code": 3}}, "look", "{}", '{"code": 3}'),
+        ({"name": "look", "error": {"code": "ö"}}, "look", "{}", '{"code": "ö"}'),
     ):  # fmt: skip
         called, wrote = function_items({"type": "mcp_call", "id": "m", **remote}, "input.0")
         assert (called["name"], called["arguments"], wrote["output"]) == (name, arguments, text)

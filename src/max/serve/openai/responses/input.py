@@ -157,7 +157,7 @@ def _summary_in(item: dict[str, Any], where: str) -> str:
     """The text of a compaction item."""
     try:
         text = msgspec.json.decode(
-            base64.b64decode(item.get("encrypted_content") or "", validate=True), type=str
+            base64.b64decode(item.get("encrypted_content", ""), validate=True), type=str
         )
     except (binascii.Error, msgspec.DecodeError, TypeError, ValueError):
         text = ""
