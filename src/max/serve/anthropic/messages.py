@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from max.interfaces import SamplingParamsInput
+from max.serve.anthropic.blocks import Message
+from max.serve.anthropic.context_edits import check_edits, edit_messages
 from max.serve.anthropic.schemas import (
     CountBody,
     MessagesBody,
@@ -56,6 +58,7 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_Body = TypeVar("_Body", bound=CountBody)
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "cancelled": "refusal"}
 
 
@@ -90,11 +93,14 @@ async def messages(body: MessagesBody, request: Request) -> Response:
         request: The connection.
     """
     state = state_of(request, body)
-    job = await _job(body, state)
+    model = await state.model(body.model)
+    check_edits(body.context_management)
+    body, report = await _edit_body(body, model)
+    job = await _job(body, model)
     head = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": job.model.name}
     if body.stream:
         # clients count the time since the last event; a comment would be none
-        stream = _stream(job, head, state, _shows_thoughts(body))
+        stream = _stream(job, head, state, _shows_thoughts(body), report)
         return await event_stream(request, stream, _error_event, waiting=_ping)
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
@@ -106,6 +112,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
             "stop_reason": _reason(answer.finish_reason, answer.stop),
             "stop_sequence": answer.stop,
             "usage": {**_input_usage(job), "output_tokens": answer.tokens},
+            **report,
         }
     )
 
@@ -130,12 +137,36 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
         request: The connection.
     """
     model = await state_of(request, body).model(body.model)
+    check_edits(body.context_management)
+    changed, report = await _edit_body(body, model)
+    answer: dict[str, Any] = {"input_tokens": await _prompt_tokens(changed, model)}
+    if report:
+        original = await _prompt_tokens(body, model)
+        answer["context_management"] = {"original_input_tokens": original}
+    return json_response(answer)
+
+
+async def _prompt_tokens(body: CountBody, model: ServedModel) -> int:
+    """The tokens of the prompt of a request."""
     none = choice_of(body).kind is ChoiceKind.NONE
     tools = () if none else tools_of(body)
     plain = await by_size(messages_of, body)
-    options = template_options(body)
-    count = await prompt_tokens(model, plain, tools, options, body.continues)
-    return json_response({"input_tokens": count})
+    return await prompt_tokens(model, plain, tools, template_options(body), body.continues)
+
+
+async def _edit_body(body: _Body, model: ServedModel) -> tuple[_Body, dict[str, Any]]:
+    """A request without what its edits take out, and the field of the answer that says what they took."""
+    if body.context_management is None:
+        return body, {}
+
+    def with_messages(messages: Sequence[Message]) -> _Body:
+        return body.model_copy(update={"messages": messages})
+
+    async def count(messages: Sequence[Message]) -> int:
+        return await _prompt_tokens(with_messages(messages), model)
+
+    messages, applied = await edit_messages(body.messages, body.context_management, count)
+    return with_messages(messages), {"context_management": {"applied_edits": applied}}
 
 
 def template_options(body: CountBody) -> dict[str, Any]:
@@ -169,8 +200,7 @@ async def batches(request: Request) -> Response:
     )
 
 
-async def _job(body: MessagesBody, state: ServerState) -> ChatJob:
-    model = await state.model(body.model)
+async def _job(body: MessagesBody, model: ServedModel) -> ChatJob:
     refuse(body, {})
     sampling = SamplingParamsInput(
         temperature=body.temperature,
@@ -294,7 +324,11 @@ class _BlockWriter:
 
 
 def _stream(
-    job: ChatJob, head: dict[str, Any], state: ServerState, shows_thoughts: bool
+    job: ChatJob,
+    head: dict[str, Any],
+    state: ServerState,
+    shows_thoughts: bool,
+    report: dict[str, Any],
 ) -> AsyncGenerator[bytes, None]:
     writer = _BlockWriter(shows_thoughts)
 
@@ -309,7 +343,7 @@ def _stream(
         counts = {**_input_usage(job), "output_tokens": last.tokens}
         return (
             writer.end()
-            + _event("message_delta", delta=delta, usage=counts)
+            + _event("message_delta", delta=delta, usage=counts, **report)
             + _event("message_stop")
         )
 

@@ -4,42 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, with_config
-from typing_extensions import TypedDict
+from pydantic import ConfigDict, Field
 
+from max.serve.anthropic.blocks import Blocks, Message
+from max.serve.anthropic.context_edits import ContextManagement
 from max.serve.chat.conversation_text import SUMMARY
 from max.serve.chat.reasoning import Effort
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.errors import ApiError, short_text
 from max.serve.limits import MAX_MESSAGES, MAX_TOOLS
 from max.serve.openai.fields import FIRST_ERROR, CacheSalt, Name, StopTexts, StrictBody
-
-
-@with_config(ConfigDict(extra="allow", strict=True))
-class Block(TypedDict):
-    """A block of content; its further fields depend on the type."""
-
-    type: str
-    text: NotRequired[str | None]
-    id: NotRequired[str | None]
-    name: NotRequired[str | None]
-    input: NotRequired[dict[str, Any] | None]
-    tool_use_id: NotRequired[str | None]
-    content: NotRequired[Any]
-    thinking: NotRequired[str | None]
-
-
-Blocks = Annotated[list[Block], FIRST_ERROR]
-
-
-@with_config(ConfigDict(extra="allow", strict=True))
-class Message(TypedDict):
-    """A message of a conversation."""
-
-    role: Literal["user", "assistant", "system"]
-    content: str | Blocks
 
 
 class ToolBody(StrictBody):
@@ -83,19 +59,6 @@ class ThinkingBody(StrictBody):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Any = None
     display: Literal["summarized", "omitted"] | None = None
-
-
-class ContextEdit(StrictBody):
-    """What is taken out of a long conversation."""
-
-    type: str
-    keep: Any = None
-
-
-class ContextManagement(StrictBody):
-    """The changes of a conversation before the model reads it."""
-
-    edits: Annotated[list[ContextEdit], Field(max_length=64), FIRST_ERROR] = []
 
 
 class CountBody(StrictBody):
@@ -184,27 +147,6 @@ def choice_of(body: CountBody) -> ToolChoice:
     return ToolChoice(kinds[choice.type], "", several)
 
 
-def check_edits(body: CountBody) -> None:
-    """Checks that the conversation is read as it is: what a client lets clear is cleared, or an error.
-
-    Args:
-        body: The request.
-
-    Raises:
-        ApiError: Something is to be taken out of it.
-    """
-    edits = body.context_management.edits if body.context_management else ()
-    for number, edit in enumerate(edits):
-        if edit.type.startswith("clear_thinking") and edit.keep == "all":
-            continue
-        raise ApiError(
-            f"context_management.edits.{number} is {short_text(edit.type)}; this server takes nothing out of a "
-            "conversation: it reads clear_thinking with keep 'all', send shorter messages instead of others",
-            param=f"context_management.edits.{number}",
-            code="unsupported_parameter",
-        )
-
-
 def messages_of(body: CountBody) -> list[dict[str, Any]]:
     """The messages of a request, with OpenAI's fields.
 
@@ -212,9 +154,8 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
         body: The request.
 
     Raises:
-        ApiError: A block is not text, and not of tools; something is to be taken out.
+        ApiError: A block is not text, and not of tools.
     """
-    check_edits(body)
     plain: list[dict[str, Any]] = []
     if body.system:
         plain.append({"role": "system", "content": _text(body.system, "system")})
