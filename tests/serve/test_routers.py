@@ -118,6 +118,15 @@ def test_a_websocket_is_the_owners(server: RunningServer) -> None:
     assert refused.value.response.status_code == 401
 
 
+def test_no_router_stores_chat_completions(client: httpx.Client) -> None:
+    """Each would have others, and the owner has none of them."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    for more, status in (({"store": False}, 200), ({"store": True}, 400)):
+        answer = client.post("/v1/chat/completions", json={**body, **more})
+        assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == "store"
+
+
 def test_the_limits_of_a_key_hold_over_all_routers(server: RunningServer) -> None:
     """24 open requests of a key, however they are spread; other keys have their own."""
     port = int(server.url.rpartition(":")[2])

@@ -44,6 +44,7 @@ from max.serve.openai import (
     embeddings,
     invocations,
     models,
+    stored_chats,
 )
 from max.serve.openai.responses import compaction
 from max.serve.openai.responses import routes as responses
@@ -114,7 +115,7 @@ def _application(state: ServerState) -> FastAPI:
 def _add_routes(app: FastAPI, settings: ServerSettings) -> tuple[RouteIndex, ContentTypes]:
     """Adds the routes of the APIs that are served; returns their index, and the types of their bodies."""
     apis = {
-        "openai": (tokens, embeddings, chat, completions, decisions),
+        "openai": (tokens, embeddings, chat, stored_chats, completions, decisions),
         "responses": (responses, compaction, stored_responses),
         "anthropic": (messages,),
         "ollama": (ollama, library, ollama_create, blobs),
@@ -139,7 +140,7 @@ def _add_routes(app: FastAPI, settings: ServerSettings) -> tuple[RouteIndex, Con
         if isinstance(route, Route)
     ]
     app.state.paths = [
-        each.path
+        each.path_format
         for module in modules
         for each in module.router.routes
         if isinstance(each, APIRoute) and each.include_in_schema

@@ -21,6 +21,7 @@ from max.serve.metrics import ServerMetrics
 from max.serve.models.model import ServedModel
 from max.serve.models.pool import ModelPool
 from max.serve.models.tallies import KeyCounts, Tally
+from max.serve.openai.chat_store import ChatStore
 from max.serve.openai.responses.background import BackgroundResponses
 from max.serve.openai.responses.store import ResponseStore
 from max.serve.process.settings import ServerSettings
@@ -83,6 +84,7 @@ class ServerState:
         pool: The models.
         store: The models folder; None: the server has one model.
         responses: The latest responses of OpenAI's API.
+        chats: The latest chat completions that are stored.
         background: Those that are made without a connection.
         epochs: How often each tenant's cached prefixes were dropped.
         streams: The answers that outlive their connection.
@@ -100,6 +102,7 @@ class ServerState:
     pool: ModelPool
     store: ModelStore | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
+    chats: ChatStore = field(default_factory=ChatStore)
     background: BackgroundResponses = field(default_factory=BackgroundResponses)
     epochs: PrefixEpochs = field(default_factory=PrefixEpochs)
     streams: KeptStreams = field(default_factory=KeptStreams)

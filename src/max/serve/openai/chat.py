@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ from max.serve.openai.fields import (
 from max.serve.openai.messages import ChatMessages, plain_messages
 from max.serve.openai.peer_fields import refuse
 from max.serve.openai.reasoning_fields import ReasoningFields
+from max.serve.openai.stored_chats import PREFIX, check_metadata, stored_chat
 from max.serve.openai.structure import GrammarFields, compiled_grammar
 from max.serve.openai.tools import AllowedChoice, NamedChoice, ToolFields, choice_of, tools_of
 from max.serve.openai.wire import (
@@ -83,9 +84,10 @@ class ChatCompletionRequest(SamplingFields, GrammarFields, ReasoningFields):
     add_special_tokens: Literal[False] | None = None
     # MAX's: the temperature of tokens of reasoning
     thinking_temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    # accepted without effect: nothing is stored, and there is one tier of service
-    metadata: dict[str, Any] | None = None
+    # whether the completion is stored, and by what clients find it
     store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    # accepted without effect: there is one tier of service
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -106,21 +108,22 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
         request: The connection.
     """
     state = state_of(request, body)
+    keep = _keeper(body, state) if body.store else None
     job = await _job(body, state)
     head = {
-        "id": new_id("chatcmpl"),
+        "id": new_id(PREFIX),
         "object": "chat.completion.chunk" if body.stream else "chat.completion",
         "created": int(time.time()),
         "model": job.model.name,
         "system_fingerprint": None,
     }
     if body.stream:
-        return await event_stream(request, _stream(body, job, head, state), error_event)
+        return await event_stream(request, _stream(body, job, head, state, keep), error_event)
     timeout = state.settings.request_timeout_s
     answers = await unless_disconnected(request, collect_answers(job, state.metrics, timeout))
-    choices = [_choice(i, answer, body, job) for i, answer in enumerate(answers)]
-    totals = usage(job.prompt_tokens, sum(answer.tokens for answer in answers))
-    whole = {**head, "choices": choices, "usage": totals}
+    whole = _whole(head, answers, body, job)
+    if keep is not None:
+        keep(whole)
     if body.prompt_logprobs is not None:
         tokens, vocabulary = job.sequences[0].request.tokens, job.model.vocabulary
         logs = answers[0].prompt_logs
@@ -135,6 +138,44 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
             )
         )
     return json_response(whole)
+
+
+def _whole(
+    head: dict[str, Any], answers: Sequence[Answer], body: ChatCompletionRequest, job: ChatJob
+) -> dict[str, Any]:
+    """A completion with all of its answers."""
+    choices = [_choice(i, answer, body, job) for i, answer in enumerate(answers)]
+    totals = usage(job.prompt_tokens, sum(answer.tokens for answer in answers))
+    return {**head, "object": "chat.completion", "choices": choices, "usage": totals}
+
+
+_SHOWN = {
+    "frequency_penalty", "presence_penalty", "response_format", "seed", "temperature", "tool_choice", "tools", "top_p",
+}  # fmt: skip
+"""Fields of requests that stored completions have."""
+
+
+def _keeper(body: ChatCompletionRequest, state: ServerState) -> Callable[[dict[str, Any]], None]:
+    """A function that stores a completion.
+
+    Raises:
+        ApiError: It cannot be stored.
+    """
+    if state.settings.routers > 1:
+        raise ApiError(
+            "store is true: a server with several --routers stores no chat completions; /v1/responses stores its own",
+            param="store",
+            code="unsupported_parameter",
+        )
+    marks, client = check_metadata(body.metadata), current_request().client
+    messages = [dict(message) for message in body.messages]
+    shown = body.model_dump(include=_SHOWN, exclude_none=True, by_alias=True)
+
+    def keep(completion: dict[str, Any]) -> None:
+        whole = {**completion, **shown, "metadata": marks, "input_user": body.user}
+        state.chats.put(stored_chat(client, whole, messages))
+
+    return keep
 
 
 async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
@@ -293,13 +334,23 @@ def _delta(part: AnswerPart, job: ChatJob, custom: bool = False) -> dict[str, An
 
 
 async def _stream(
-    body: ChatCompletionRequest, job: ChatJob, head: dict[str, Any], state: ServerState
+    body: ChatCompletionRequest,
+    job: ChatJob,
+    head: dict[str, Any],
+    state: ServerState,
+    keep: Callable[[dict[str, Any]], None] | None,
 ) -> AsyncGenerator[bytes, None]:
+    answers = [Answer() for _ in job.sequences] if keep is not None else []
     writer = _AnswerEvents(body, job, head)
     stream = stream_answers(job, state.settings.request_timeout_s, state.metrics)
     async with aclosing(stream):
         async for deltas in stream:
+            for delta in deltas if keep is not None else ():
+                answers[delta.choice].add(delta)
             yield b"".join(map(writer.events, deltas))
+    # before the last event, after which clients may ask for it
+    if keep is not None:
+        keep(_whole(head, answers, body, job))
     yield writer.end()
 
 

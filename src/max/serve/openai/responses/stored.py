@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -16,12 +16,12 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream
 from max.serve.openai.responses.body import CompactBody, ResponsesBody
 from max.serve.openai.responses.input import items_of
+from max.serve.openai.responses.pages import Order, page_of
 from max.serve.openai.responses.store import ResponseStore, StoredResponse
 from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.requests.request_context import current_request
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=BodyRoute)
-_MOST_ITEMS = 100
 _REFERENCE = "item_reference"
 CONNECTION_RESPONSES: ContextVar[ResponseStore | None] = ContextVar("responses", default=None)
 """The responses of the running WebSocket that are not stored; None: the request has a connection of HTTP."""
@@ -217,7 +217,7 @@ async def input_items(
     response_id: str,
     request: Request,
     limit: int = 20,
-    order: Literal["asc", "desc"] = "desc",
+    order: Order = "desc",
     after: str | None = None,
 ) -> Response:
     """Lists the items of a response's input, with those before it.
@@ -229,27 +229,9 @@ async def input_items(
         order: Whether the last ones come first.
         after: The identifier of the item after which the list begins.
     """
-    if not 1 <= limit <= _MOST_ITEMS:
-        raise ApiError(f"limit is {limit}; it must be from 1 to {_MOST_ITEMS}", param="limit")
     stored = _stored_response(response_id, request)
     items = [_client_item(item) for item in (*stored.history, *stored.inputs)]
-    if order == "desc":
-        items.reverse()
-    if after is not None:
-        places = [at for at, item in enumerate(items) if item.get("id") == after]
-        if not places:
-            raise ApiError(f"there is no item {short_text(after)}", param="after")
-        items = items[places[0] + 1 :]
-    page = items[:limit]
-    return json_response(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0].get("id") if page else None,
-            "last_id": page[-1].get("id") if page else None,
-            "has_more": len(items) > limit,
-        }
-    )
+    return json_response(page_of(items, limit, order, after))
 
 
 def _client_item(item: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,193 @@
+"""Chat completions that are stored: clients list, read, mark and delete them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.responses import Response
+
+from max.serve.errors import ApiError, short_text
+from max.serve.http.bodies.body import BodyRoute
+from max.serve.http.state import json_response, state_of
+from max.serve.openai.chat_store import StoredChat
+from max.serve.openai.fields import StrictBody
+from max.serve.openai.responses.pages import Order, page_of
+from max.serve.openai.wire import encode_json
+from max.serve.requests.request_context import current_request
+
+router = APIRouter(prefix="/v1/chat/completions", tags=["OpenAI"], route_class=BodyRoute)
+PREFIX = "chatcmpl"
+_MOST_MARKS, _MOST_KEY, _MOST_VALUE = 16, 64, 512
+_MARK = re.compile(r"metadata\[(.+)\]")
+
+
+class _Identifier(StringConvertor):
+    """The identifier of a completion: other paths below ``/v1/chat/completions`` are other routes."""
+
+    regex = f"{PREFIX}-[^/]+"
+
+
+register_url_convertor("chat_completion", _Identifier())
+_ONE = "/{completion_id:chat_completion}"
+
+
+class MetadataBody(StrictBody):
+    """New metadata of a completion."""
+
+    metadata: dict[str, Any] | None = None
+
+
+def check_metadata(metadata: dict[str, Any] | None) -> dict[str, str]:
+    """The metadata of a completion that is stored.
+
+    Args:
+        metadata: The field of the request.
+
+    Raises:
+        ApiError: There are more than 16 entries, or one is no text, or too long.
+    """
+    entries = metadata or {}
+    if len(entries) > _MOST_MARKS:
+        raise ApiError(
+            f"metadata has {len(entries)} entries; at most {_MOST_MARKS} are stored",
+            param="metadata",
+        )
+    for name, value in entries.items():
+        if not isinstance(value, str) or len(value) > _MOST_VALUE or len(name) > _MOST_KEY:
+            raise ApiError(
+                f"metadata.{short_text(name)} is {short_text(value)}; a name has up to {_MOST_KEY} letters, "
+                f"and its value is a text of up to {_MOST_VALUE}",
+                param="metadata",
+            )
+    return entries
+
+
+def stored_chat(
+    client: str, completion: dict[str, Any], messages: list[dict[str, Any]]
+) -> StoredChat:
+    """A completion as it is stored.
+
+    Args:
+        client: Who may read it.
+        completion: The completion.
+        messages: The messages of the request.
+    """
+    size = len(encode_json(completion)) + len(encode_json(messages))
+    return StoredChat(client, completion, messages, size)
+
+
+def _chat_of(identifier: str, request: Request) -> StoredChat:
+    found = state_of(request).chats.find(identifier, current_request().client)
+    if found is None:
+        raise ApiError(
+            f"there is no chat completion {short_text(identifier)}: it was sent without store, deleted, or dropped "
+            "for newer ones",
+            status=404,
+            param="completion_id",
+        )
+    return found
+
+
+@router.get("")
+async def chat_completions_stored(
+    request: Request,
+    limit: int = 20,
+    order: Order = "asc",
+    after: str | None = None,
+    model: str | None = None,
+) -> Response:
+    """Lists the completions that are stored, those of a model or with some metadata (``metadata[key]=value``).
+
+    Args:
+        request: The connection.
+        limit: The maximum number of completions.
+        order: Whether the oldest or the latest ones come first.
+        after: The identifier of the completion after which the list begins.
+        model: The model; None: any.
+    """
+    marks = {m[1]: v for k, v in request.query_params.items() if (m := _MARK.fullmatch(k))}
+    found = [
+        each.completion
+        for each in state_of(request).chats.of_client(current_request().client)
+        if model in (None, each.completion["model"])
+        and marks.items() <= each.completion["metadata"].items()
+    ]
+    return json_response(page_of(found, limit, order, after))
+
+
+@router.get(_ONE)
+async def chat_completion(completion_id: str, request: Request) -> Response:
+    """Shows a completion that is stored.
+
+    Args:
+        completion_id: Identifies it.
+        request: The connection.
+    """
+    return json_response(_chat_of(completion_id, request).completion)
+
+
+@router.post(_ONE)
+async def mark(body: MetadataBody, request: Request) -> Response:
+    """Changes the metadata of a completion that is stored.
+
+    Args:
+        body: The new metadata.
+        request: The connection.
+    """
+    # a route with a body gets no other arguments
+    found = _chat_of(request.path_params["completion_id"], request)
+    completion = {**found.completion, "metadata": check_metadata(body.metadata)}
+    made = stored_chat(found.client, completion, found.messages)
+    state_of(request, body).chats.put(made)
+    return json_response(completion)
+
+
+@router.delete(_ONE)
+async def delete(completion_id: str, request: Request) -> Response:
+    """Drops a completion.
+
+    Args:
+        completion_id: Identifies it.
+        request: The connection.
+    """
+    _chat_of(completion_id, request)
+    state_of(request).chats.delete(completion_id, current_request().client)
+    return json_response(
+        {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
+    )
+
+
+@router.get(f"{_ONE}/messages")
+async def chat_messages(
+    completion_id: str,
+    request: Request,
+    limit: int = 20,
+    order: Order = "asc",
+    after: str | None = None,
+) -> Response:
+    """Lists the messages of the request of a completion that is stored.
+
+    Args:
+        completion_id: Identifies it.
+        request: The connection.
+        limit: The maximum number of messages.
+        order: Whether the first or the last ones come first.
+        after: The identifier of the message after which the list begins.
+    """
+    found = _chat_of(completion_id, request)
+    listed = [
+        _message(f"{completion_id}-{number}", message)
+        for number, message in enumerate(found.messages)
+    ]
+    return json_response(page_of(listed, limit, order, after))
+
+
+def _message(identifier: str, message: dict[str, Any]) -> dict[str, Any]:
+    """A message as clients read it: parts stand in a field of their own."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else None
+    text = None if parts is not None else content
+    return {**message, "id": identifier, "content": text, "content_parts": parts}
