@@ -117,6 +117,23 @@ def test_infill_begins_and_stops(api: httpx.Client) -> None:
     assert with_extra["content"] == expected["choices"][0]["text"]
 
 
+def test_hints_of_editors_are_named(api: httpx.Client) -> None:
+    """As llama.vim sends them with each request."""
+    hints = {
+        "samplers": ["top_k", "top_p", "infill"], "n_indent": 4, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000,
+        "response_fields": ["content"],
+    }  # fmt: skip
+    body = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "n_predict": 4, "temperature": 0}
+    plain = api.post("/infill", json=body)
+    answer = api.post("/infill", json={**body, **hints, "n_indent": 0, "cache_prompt": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["content"] == plain.json()["content"]
+    assert "warning" not in plain.headers
+    assert all(name in answer.headers["warning"] for name in hints if name != "n_indent")
+    assert "n_indent" not in answer.headers["warning"]
+    assert "n_indent" in api.post("/infill", json={**body, **hints}).headers["warning"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

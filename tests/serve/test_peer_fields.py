@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from max.serve.anthropic.schemas import MessagesBody
 from max.serve.errors import ApiError
-from max.serve.ollama.schemas import OllamaOptions
+from max.serve.ollama.schemas import ChatBody, OllamaOptions
 from max.serve.openai.chat import ChatCompletionRequest
 from max.serve.openai.fields import StrictBody
 from max.serve.openai.peer_fields import refuse
+from max.serve.openai.responses.body import ResponsesBody
 
 ASK = [{"role": "user", "content": "What is the capital of Norway?"}]
 PROMPT = ASK[0]["content"]
@@ -69,6 +71,76 @@ def test_what_changes_an_answer_is_an_error(http, path: str, more: dict[str, Any
     name = "mirostat" if "options" in more else list(more)[-1]
     assert name in answer.text or "thinking" in answer.text
     assert "warning" not in answer.headers
+
+
+CHANGING: dict[str, tuple[type[StrictBody], dict[str, Any]]] = {
+    "vLLM's": (
+        ChatCompletionRequest,
+        {
+            "guided_whitespace_pattern": "\n", "logprob_token_ids": [5], "prompt_embeds": "x",
+            "repetition_detection": {"max_pattern_size": 3}, "return_routed_experts": True,
+            "tokenization_kwargs": {"a": 1}, "truncation_side": "right", "input": "x", "prompt": "x",
+        },
+    ),
+    "SGLang's": (
+        ChatCompletionRequest,
+        {
+            "audio_data": ["x"], "custom_params": {"a": 1}, "extra_key": "x", "image_data": ["x"],
+            "input_embeds": [[0.5]], "input_ids": [1], "return_logprob": True, "return_prompt_token_ids": True,
+            "sampling_params": {"n": 2}, "session_params": {"id": "x"}, "task": "x", "video_data": ["x"],
+        },
+    ),
+    "llama.cpp's": (
+        ChatCompletionRequest,
+        {
+            "adaptive_target": 0.5, "generation_prompt": "x", "grammar_lazy": True, "min_keep": 3,
+            "multimodal_data": ["x"], "n_cmpl": 2, "n_indent": 4, "post_sampling_probs": True,
+            "preserved_tokens": ["x"], "reasoning_budget_message": "x", "reasoning_budget_tokens": 3,
+            "response_fields": ["x"], "system_prompt": "x", "t_max_predict_ms": 5, "thinking_budget_tokens": 3,
+            "thinking_forced_open": True, "num_predict": 2,
+        },
+    ),
+    "others'": (
+        ChatCompletionRequest,
+        {
+            "context_length_exceeded_behavior": "truncate", "enable_search": True, "eos_token_id": 5,
+            "images": ["x"], "max_length": 5, "max_time": 1.5, "min_new_tokens": 5, "moderation": {"model": "x"},
+            "plugins": [{"id": "web"}], "prompt_truncate_len": 5, "random_seed": 5, "safe_prompt": True,
+        },
+    ),
+    "of Responses": (
+        ResponsesBody,
+        {
+            "chat_template_kwargs": {"a": 1}, "continue_final_message": True, "messages": ASK,
+            "previous_input_messages": ASK, "enable_response_messages": True, "add_generation_prompt": False,
+        },
+    ),
+    "of Anthropic's": (MessagesBody, {"chat_template_kwargs": {"a": 1}, "max_tokens_to_sample": 5}),
+    "of Ollama's": (ChatBody, {"_debug_render_only": True, "images": ["x"], "tool_choice": "required"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_fields_that_change_an_answer_are_refused(kind: str) -> None:
+    form, fields = CHANGING[kind]
+    paths = {ChatCompletionRequest: CHAT, ResponsesBody: RESPONSES, MessagesBody: CLAUDE}
+    body = {"model": "tiny", **BODIES[paths.get(form, OLLAMA)]}
+    for name, value in fields.items():
+        with pytest.raises(ApiError) as caught:
+            refuse(form.model_validate({**body, name: value}), {})
+        assert caught.value.param == name and caught.value.status == 400
+        # an empty value is none
+        refuse(form.model_validate({**body, name: None}), {})
+
+
+def test_values_of_other_servers_that_are_their_defaults() -> None:
+    neutral = {
+        "truncation_side": "left", "return_logprob": False, "adaptive_target": -1, "grammar_lazy": False,
+        "min_keep": 0, "n_cmpl": 1, "n_indent": 0, "num_predict": -1, "t_max_predict_ms": 0,
+        "thinking_budget_tokens": -1, "thinking_forced_open": False, "min_new_tokens": 0, "enable_search": False,
+        "context_length_exceeded_behavior": "error", "safe_prompt": False,
+    }  # fmt: skip
+    refuse(chat(**neutral), {})
 
 
 NEUTRAL = {
@@ -151,6 +223,8 @@ def test_limits_of_reasoning() -> None:
     assert chat().reasoning_limit is None and chat().shows_reasoning
     assert chat(thinking_token_budget=-1).reasoning_limit is None
     assert chat(thinking_token_budget=7).reasoning_limit == 7
+    assert chat(thinking_budget=6).reasoning_limit == 6
+    assert chat(thinking_budget=6, thinking_token_budget=7).reasoning_limit == 7
     assert chat(thinking={"type": "enabled", "budget_tokens": 8}).reasoning_limit == 8
     assert chat(thinking={"type": "disabled", "budget_tokens": 8}).reasoning_limit is None
     assert chat(reasoning={"max_tokens": 9}).reasoning_limit == 9
@@ -172,7 +246,7 @@ def test_a_part_is_named_with_its_place() -> None:
 
 
 TOOL = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
-EDITS = [{"type": "clear_tool_uses_20250919"}]
+EDITS = [{"type": "compact_20260112"}]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from max.serve.openai.sampling_fields import LlamaSamplingFields
 from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.requests.generation import TextSequence, generate_choices
 from max.serve.requests.infill import ExtraFile, infill_of, prompt_tokens
+from max.serve.requests.request_context import current_request
 
 router = APIRouter(tags=["llama.cpp"], route_class=BodyRoute)
 
@@ -49,6 +50,17 @@ class InfillBody(LlamaSamplingFields):
     stream: bool = False
     cache_prompt: bool | None = None
     """Prefixes are always cached."""
+    # hints of editors' plug-ins, which send them with each request
+    samplers: Annotated[list[str], Field(max_length=64), FIRST_ERROR] | None = None
+    n_indent: int | None = None
+    t_max_prompt_ms: int | None = None
+    t_max_predict_ms: int | None = None
+    response_fields: Annotated[list[str], Field(max_length=64), FIRST_ERROR] | None = None
+
+    def note_unread(self) -> None:
+        """Notes the hints that have no effect, for a header of the response."""
+        names = ("samplers", "n_indent", "t_max_prompt_ms", "t_max_predict_ms", "response_fields")
+        current_request().unread += [name for name in names if getattr(self, name)]
 
     def sampling_input(self) -> SamplingParamsInput:
         """The sampling parameters that are set."""
@@ -72,6 +84,7 @@ async def infill(body: InfillBody, request: Request) -> Response:
     state = state_of(request, body)
     model = await state.model(body.model)
     refuse(body, {})
+    body.note_unread()
     prompts = infill_of(model.infill, model.name, "input_suffix")
     files = [ExtraFile(each.filename, each.text) for each in body.input_extra]
     generation = await model.engine_request(

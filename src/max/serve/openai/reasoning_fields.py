@@ -35,6 +35,7 @@ class ReasoningFields(StrictBody):
     thinking: ThinkingField | None = None
     # of Qwen's API
     enable_thinking: bool | None = None
+    thinking_budget: _Budget | None = None
     reasoning: ReasoningField | None = None
     # vLLM's: the maximum number of tokens of reasoning; -1: no limit
     thinking_token_budget: _Budget | None = None
@@ -51,6 +52,8 @@ class ReasoningFields(StrictBody):
     def reasoning_limit(self) -> int | None:
         """The maximum number of tokens of reasoning; None: no limit."""
         limit = self.thinking_token_budget
+        if limit is None:
+            limit = self.thinking_budget
         if limit is None and self.thinking is not None and self.thinking.type != "disabled":
             limit = self.thinking.budget_tokens
         if limit is None and self.reasoning is not None:
