@@ -332,3 +332,27 @@ def test_a_damaged_recipe_is_an_error(client: ollama.Client, folder: Path) -> No
             text_of(client, "broken")
         assert error.value.status_code == 503 and "broken" in str(error.value)
     client.delete("broken")
+
+
+def test_counts_of_tokens_are_those_of_the_prompt(client: ollama.Client, web: httpx.Client) -> None:
+    """With the model's own system prompt, and what the request's effort adds to the template."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if reasoning_effort %}With {{ reasoning_effort }} effort.\n{% endif %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    client.create("counted", from_="tiny", system="You are short and kind.", template=template)
+    asked, found = [{"role": "user", "content": PROMPT}], list[int]()
+    for effort in (None, "high"):
+        claude = {"model": "counted", "messages": asked, "output_config": {"effort": effort}}
+        usage = web.post("/v1/messages", json={**claude, "max_tokens": 1}).json()["usage"]
+        read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+        assert web.post("/v1/messages/count_tokens", json=claude).json() == {"input_tokens": read}
+        body = {"model": "counted", "input": PROMPT, "reasoning": {"effort": effort}}
+        made = web.post("/v1/responses", json={**body, "max_output_tokens": 16}).json()
+        assert made["usage"]["input_tokens"] == read
+        counted = web.post("/v1/responses/input_tokens", json=body).json()
+        assert counted["input_tokens"] == read
+        found.append(read)
+    assert found[0] < found[1]
+    client.delete("counted")

@@ -66,6 +66,8 @@ async def prompt_tokens(
     Raises:
         ApiError: A role is unknown, or the template refuses the conversation.
     """
+    # a created model has messages of its own before them
+    messages = model.recipe.before(messages)
     text = await conversation_text(model, messages, tools, options or {}, continues)
     model.check_text(utf8_size(text), "messages")
     return await by_size(model.count_tokens, text, special=False)

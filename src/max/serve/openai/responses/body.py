@@ -183,7 +183,7 @@ async def job_of(
             grammar=await compiled_grammar(_grammar_fields(body)),
             # the engine computes log-probabilities only for one likeliest token or more
             log_probabilities=max(body.top_logprobs or 0, 1) if body.wants_logs else 0,
-            template_options=_template_options(body),
+            template_options=template_options(body),
             field="input",
         ),
     )
@@ -221,8 +221,12 @@ def own_tools(body: ResponsesBody) -> tuple[Tool, ...]:
     return tools_of(body.tools, body.tool_choice in (None, "auto", "none"))[0]
 
 
-def _template_options(body: ResponsesBody) -> dict[str, Any]:
-    """The variables of the chat template that the body sets, as in chat completions."""
+def template_options(body: ResponsesBody) -> dict[str, Any]:
+    """The variables of the chat template that the body sets, as in chat completions.
+
+    Args:
+        body: The request.
+    """
     effort = None if body.reasoning is None else body.reasoning.effort
     return thinking_options(None, effort)
 

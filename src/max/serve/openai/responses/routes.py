@@ -16,7 +16,14 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.openai.peer_fields import refuse
 from max.serve.openai.responses.background import BackgroundResponse
-from max.serve.openai.responses.body import REFUSED, ResponsesBody, job_of, messages_with, own_tools
+from max.serve.openai.responses.body import (
+    REFUSED,
+    ResponsesBody,
+    job_of,
+    messages_with,
+    own_tools,
+    template_options,
+)
 from max.serve.openai.responses.events import ResponseWriter
 from max.serve.openai.responses.store import StoredResponse
 from max.serve.openai.responses.stored import (
@@ -47,7 +54,7 @@ async def input_tokens(body: ResponsesBody, request: Request) -> Response:
     resolve_references(body, state)
     tools = () if body.tool_choice == "none" else own_tools(body)
     messages = await by_size(messages_with, body, history_of(body.previous_response_id, state))
-    count = await prompt_tokens(model, messages, tools)
+    count = await prompt_tokens(model, messages, tools, template_options(body))
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
