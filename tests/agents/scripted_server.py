@@ -40,7 +40,7 @@ def answer_text(answer: dict[str, Any] | str) -> str:
 class ScriptedWorker:
     """Answers requests of the engine's protocol; a thread of this process."""
 
-    exit_reason, pid, signs = "it was stopped", 1, None
+    exit_reason, pid, signs, is_full = "it was stopped", 1, None, False
 
     def __init__(self, script: list[Any], log: Path, tokenizer: Any) -> None:
         self.channel = self
@@ -54,6 +54,9 @@ class ScriptedWorker:
             self._events.put(None)
         if isinstance(message, GenerationRequest):
             self._answer(message)
+
+    def send_soon(self, message: Any, loop: Any) -> None:
+        self.send(message)
 
     def _answer(self, request: GenerationRequest) -> None:
         prompt = self._tokenizer.decode(list(request.tokens), skip_special_tokens=False)

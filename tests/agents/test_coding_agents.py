@@ -145,7 +145,7 @@ def scripted(request: pytest.FixtureRequest, tmp_path: Path, work: Path) -> Iter
         )  # fmt: skip
     try:
         url = None
-        for _ in range(600):
+        for _ in range(2400):
             url = re.search(r"Server ready on (\S+)", log.read_text())
             if url or process.poll() is not None:
                 break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,16 @@ from tokenizers import Tokenizer
 
 from max.interfaces import GenerationStatus
 from max.pipelines.generation.process.commands import GenerationRequest
+from max.serve.worker import replica
 from tests.agents.scripted_server import PLAIN, RESULT, TINY, TOOLS, ScriptedWorker
+
+
+def test_it_has_what_a_server_asks_of_a_worker(tmp_path: Path) -> None:
+    """The tests with agents run rarely, and the channel of workers changes."""
+    source = inspect.getsource(replica)
+    asked = set(re.findall(r"worker\.channel\.(\w+)", source))
+    worker = ScriptedWorker([], tmp_path, None)
+    assert "is_full" in asked and all(hasattr(worker.channel, name) for name in asked)
 
 
 @pytest.mark.parametrize(
