@@ -95,8 +95,8 @@ def test_the_routes_of_a_server_load_no_engine() -> None:
     assert not modules & {
         "max.engine", "max.nn", "max.pipelines.registry.registry", "max.pipelines.models", "max.pipelines.store.pull",
     }  # fmt: skip
-    # 320 with Python 3.11
-    assert len(modules) <= 326
+    # 331 with Python 3.11
+    assert len(modules) <= 337
 
 
 @pytest.mark.parametrize(

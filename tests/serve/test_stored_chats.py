@@ -165,5 +165,6 @@ def test_nothing_is_stored_unasked(client: openai.OpenAI, http: httpx.Client) ->
     answer = http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "metadata"
     # other routes below stay what they are
-    assert http.post("/v1/chat/completions/batch", json={}).status_code == 501
+    for name in ("batch", "control", "input_tokens", "render", "batch/messages"):
+        assert http.post(f"/v1/chat/completions/{name}", json={}).status_code == 501
     assert http.get("/v1/chat/completions/other").status_code == 404

@@ -25,9 +25,9 @@ _MARK = re.compile(r"metadata\[(.+)\]")
 
 
 class _Identifier(StringConvertor):
-    """The identifier of a completion: other paths below ``/v1/chat/completions`` are other routes."""
+    """The identifier of a completion, and not the path of another route below ``/v1/chat/completions``."""
 
-    regex = f"{PREFIX}-[^/]+"
+    regex = "(?!(?:batch|control|input_tokens|render)(?:/|$))[^/]+"
 
 
 register_url_convertor("chat_completion", _Identifier())
