@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from max._config import flags
-from max.entrypoints.cli import cli
+from max.entrypoints.cli import COMMANDS, COMMANDS_ELSEWHERE, cli
 from max.entrypoints.cli.errors import report
 from max.entrypoints.cli.options.absent_options import NAMES_ELSEWHERE
 from max.entrypoints.llm import LLM
@@ -84,6 +86,8 @@ def generate(model: Path, *options: str) -> list[object]:
         (["--num-threads", "2"], "no such option: --num-threads", "Did you mean --threads?"),
         (["--threads", "0"], "0 is not in the range", "max generate --help"),
         (["--temprature", "1"], "no such option: --temprature", "Did you mean --temperature?"),
+        (["-p", "x"], "no such option: -p", "Did you mean --prompt?"),
+        (["-v"], "no such option: -v", "Did you mean --verbose?"),
     ],
 )  # fmt: skip
 def test_wrong_options(model, capfd, options, problem, remedy) -> None:
@@ -104,10 +108,61 @@ def test_what_is_no_command_and_looks_like_a_model(capfd) -> None:
     assert "Did you mean" not in " ".join(told(capfd, 2, "xyzzy"))
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["version"], "--version"), (["help"], "--help"), (["HELP"], "--help"), (["delete", "x"], "rm"),
+        (["models"], "ls"), (["sevre", "x"], "serve"), (["-V"], "--version"), (["-v"], "--version"),
+        (["serve", "-p", "8000"], "--port"), (["chat", "-sys", "x"], "--system"),
+    ],
+)  # fmt: skip
+def test_what_is_called_otherwise_elsewhere(capfd, words, meant) -> None:
+    assert re.search(f"Did you mean '?{meant}'?[?]", " ".join(told(capfd, 2, *words)))
+    assert set(COMMANDS_ELSEWHERE.values()) <= {*COMMANDS, "--help", "--version"}
+    assert not set(COMMANDS_ELSEWHERE) & set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["run", "show", "perplexity"])
+def test_a_path_that_does_not_exist(model, capfd, command) -> None:
+    """All commands say the same of it, and name the neighbor."""
+    given = str(model.parent / "modle")
+    words = {"run": [given, "hi"], "perplexity": [given, "text"]}.get(command, [given])
+    lines = told(capfd, 2, command, *words)
+    assert (
+        lines[0] == f"max: error: model folder {given} does not exist; did you mean {str(model)!r}?"
+    )
+
+
+def test_a_missing_model(capfd) -> None:
+    for command in ("run", "show", "rm"):
+        lines = told(capfd, 2, command)
+        assert "Missing argument 'MODEL" in lines[0]
+        assert (
+            lines[1]
+            == f"    `max ls` lists the models of this machine; see `max {command} --help`."
+        )
+
+
+def test_help_after_a_model_is_that_of_what_runs_it(model, tmp_path, capfd) -> None:
+    """The remedies of `max run` show the options that fit."""
+    path = tmp_path / "my model.onnx"
+    path.write_bytes(b"")
+    for words, option in (
+        ([model, "hi", "--xyzzy"], "--max-new-tokens"), ([path, "--xyzzy"], "--repeat"),
+    ):  # fmt: skip
+        (command,) = re.findall("`(max .*)`", told(capfd, 2, "run", *words)[1])
+        assert report(cli, shlex.split(command)[1:]) == 0
+        assert option in capfd.readouterr().out
+    for words, option in (([model], "--system"), ([model, "hi"], "--regex"), ([], "max run")):
+        assert report(cli, ["run", *map(str, words), "--help"]) == 0
+        assert option in capfd.readouterr().out
+
+
 def test_names_elsewhere_stand_for_options_that_exist() -> None:
     commands = [cli.get_command(None, name) for name in ("generate", "serve", "chat", "benchmark")]  # type: ignore[arg-type]
     options = {name for c in commands if c is not None for p in c.params for name in p.opts}
-    assert set(NAMES_ELSEWHERE.values()) <= options
+    options |= {name for p in cli.params for name in p.opts}
+    assert {name for names in NAMES_ELSEWHERE.values() for name in names.split()} <= options
     assert not options & set(NAMES_ELSEWHERE)
 
 

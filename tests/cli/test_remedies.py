@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from max.entrypoints.cli import COMMANDS, cli
+from max.entrypoints.cli import COMMANDS, cli, launch
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.pull import pull
 from max.pipelines.store.sources import open_source
@@ -23,9 +25,18 @@ TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
 IN_TICKS = re.compile(r"`(max [^`]+)`")
 
 
-def texts_of(path: Path) -> Iterator[str]:
-    """The texts of a file, with N for what is filled in."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def texts_of(path: Path, messages: bool = False) -> Iterator[str]:
+    """The texts of a file, with N for what is filled in; with ``messages`` no docstrings."""
+    tree = ast.parse(path.read_text())
+    # docstrings, and the parts of texts that are filled in
+    skipped = (
+        {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)} if messages else set()
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            skipped |= set(node.values)
+        if node in skipped:
+            continue
         if isinstance(node, ast.JoinedStr):
             parts = [v.value if isinstance(v, ast.Constant) else "N" for v in node.values]
             yield "".join(map(str, parts))
@@ -74,9 +85,24 @@ def test_each_command_in_a_message_is_one() -> None:
 
 
 @pytest.fixture
-def max_(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> CommandLine:
+def max_(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> CommandLine:
+    """A machine with a model and its copy with settings, two folders of other models, and no agents."""
     pull(open_source(str(TINY)), ModelStore(tmp_path / "models", hub=False), "lab/tiny")
-    return CommandLine(tmp_path / "models", capfd)
+    for name, config in (("unknown", {"architectures": ["LlamoForCausalLM"]}), ("nameless", {})):
+        shutil.copytree(TINY, tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (tmp_path / "Modelfile").write_text("FROM lab/tiny\nSYSTEM Be brief.\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = shutil.which
+    monkeypatch.setattr(
+        launch.shutil, "which", lambda name: None if name == "codex" else found(name)
+    )
+    max_ = CommandLine(tmp_path / "models", capfd)
+    max_.done("create", "settings")
+    return max_
 
 
 ERRORS = [
@@ -104,6 +130,21 @@ ERRORS = [
     ["launch", "codex", "--url", "http://127.0.0.1:9", "--print"],
     ["ps", "--url", "http://127.0.0.1:9"],
     ["perplexity", "lab/tiny"],
+    ["run"],
+    ["version"],
+    ["stop"],
+    ["benchmark", "--url", "http://127.0.0.1:9"],
+    ["cluster", "drain"],
+    ["launch", "codex"],
+    ["launch", "codex", "lab/tiny"],
+    ["launch", "codex", "--print"],
+    ["pull", str(TINY), "--name", "lab/tiny"],
+    ["run-batch"],
+    ["run-batch", "a", "b", "c", "d"],
+    ["generate", "unknown", "x"],
+    ["generate", "nameless", "x"],
+    ["generate", "settings", "x"],
+    ["quantize", "lab/tiny"],
     ["encode", "lab/tiny"],
     ["warm-interpreter-cache"],
 ]
@@ -114,8 +155,12 @@ VALUES = {
     "PROMPT": "hi",
     "AGENT": "codex",
     "org/model": str(TINY),
+    "[MODEL]": "lab/tiny",
 }
-LONG = {"serve": ["--help"], "chat": ["--help"], "warm-cache": ["--help"], "launch": ["--print"]}
+LONG = {
+    "serve": ["--help"], "chat": ["--help"], "warm-cache": ["--help"], "launch": ["--print"],
+    "cluster": ["--help"], "run-batch": ["--help"],
+}  # fmt: skip
 """Commands that do not end by themselves, or take long: that they are understood is enough."""
 
 
@@ -135,11 +180,44 @@ def test_the_remedy_of_an_error_is_typed_in(
     assert commands or meant or remedy.startswith(("Give", "There", "Leave", "Unset")), remedy
     for command in commands:
         typed = [VALUES.get(word, word) for word in shlex.split(command)[1:]]
-        more = LONG.get(typed[0], [])
+        more = [option for option in LONG.get(typed[0], []) if option not in typed]
         if "--help" in typed:
             more = []
         said = max_(*typed, *more)
         assert said.code == 0, (command, said)
+
+
+ELSEWHERE = {
+    "max run FILE --help": "test_mistakes.py: test_help_after_a_model_is_that_of_what_runs_it",
+}
+"""Remedies that other tests type in."""
+REASONS = "absent_options.py"
+"""The file whose texts say why an option is absent."""
+
+
+def test_all_remedies_are_typed_in(max_: CommandLine) -> None:
+    """A command in a message is in the remedy of one of the errors above, or another test types it in."""
+    printed = {
+        command for words in ERRORS for command in IN_TICKS.findall(" ".join(max_.refused(*words)))
+    }
+    told = {
+        " ".join(command.split())
+        for folder in ("entrypoints", "pipelines")
+        for path in (SRC / folder).rglob("*.py")
+        if path.name != REASONS
+        for text in texts_of(path, messages=True)
+        for command in IN_TICKS.findall(text)
+        if len(command.split()) > 2  # the name of a command alone may be what a text is about
+    }
+
+    def fits(template: str) -> bool:
+        pattern = re.escape(template).replace("N", r"\S+")
+        return any(re.fullmatch(pattern, command) for command in printed)
+
+    assert {each for each in told if not fits(each)} == set(ELSEWHERE)
+    for place in ELSEWHERE.values():
+        file, _, test = place.partition(": ")
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(), place
 
 
 def _near(word: str, right: str) -> bool:

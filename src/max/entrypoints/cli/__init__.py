@@ -80,10 +80,17 @@ GROUPS = {
     "Models of other frameworks": ("import", "compare"),
     "Machine and compiler": ("doctor", "cache", "warm-cache", "explain"),
 }
-# commands of MAX that are not in this release, and their replacements
+# commands of MAX and of Ollama that are not in this release, and their replacements
 ABSENT = {
     "warm-interpreter-cache": "`max warm-cache` fills the cache of compiled code.",
+    "stop": "A server frees models that are not used: `max serve --idle-timeout 300`; Ctrl-C ends it.",
 }
+# what the same is called in other programs
+COMMANDS_ELSEWHERE = {
+    "help": "--help", "version": "--version", "start": "serve", "server": "serve", "complete": "generate",
+    "remove": "rm", "delete": "rm", "copy": "cp", "models": "ls", "download": "pull", "get": "pull",
+    "info": "show", "inspect": "show", "bench": "benchmark", "convert": "quantize", "embed": "encode", "rerank": "rank",
+}  # fmt: skip
 _PATHS_IN_BASH = """compopt -o filenames 2> /dev/null
             while IFS= read -r path; do COMPREPLY+=("$path"); done < <(compgen -f -- "$value")"""
 _NEAR = 0.6
@@ -153,7 +160,8 @@ class LazyGroup(click.Group):
                     f"{args[0]!r} is no command",
                     f"`max run MODEL [PROMPT]`; `{ctx.command_path} --help` lists commands.",
                 )
-            near = similar_names(args[0], COMMANDS, cutoff=_NEAR)
+            near = [*filter(None, [COMMANDS_ELSEWHERE.get(args[0].lower())])]
+            near = near or similar_names(args[0], COMMANDS, cutoff=_NEAR)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)

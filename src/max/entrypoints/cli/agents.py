@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -115,7 +116,8 @@ def written_files(agent: Agent, endpoint: Endpoint) -> Iterator[tuple[Path, Path
         except (OSError, ValueError) as error:
             raise CommandError(
                 f"{file.path} cannot be changed: {' '.join(str(error).split())}",
-                f"Change it by hand: `max launch {agent.command} --print` shows what belongs in it.",
+                f"Change it by hand: `max launch {agent.command} {shlex.quote(endpoint.model)} --print` shows "
+                "what belongs in it.",
             ) from error
         yield file.path, kept
 

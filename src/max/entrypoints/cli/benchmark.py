@@ -333,7 +333,8 @@ async def _run(target: Target, options: dict[str, Any]) -> list[dict[str, Any]]:
             model = listed[0]["id"]
     except OSError as error:
         raise CommandError(
-            f"{target.url} cannot be asked: {error}", "Start it with `max serve`, or give --url."
+            f"{target.url} cannot be asked: {error}",
+            "Start it with `max serve MODEL`, or give --url.",
         ) from error
     chat = options["endpoint"].endswith("chat/completions")
     tokens_a_word = await _tokens_a_word(target, model)

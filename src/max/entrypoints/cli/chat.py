@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 import urllib.error
@@ -124,7 +125,7 @@ class _ServerAnswerer:
             with self._open("/v1/models", None) as response:
                 listed = json.load(response)["data"]
             if not listed:
-                raise CommandError(f"{url} has no model", "Start one with `max serve --model`.")
+                raise CommandError(f"{url} has no model", "Start one with `max serve MODEL`.")
             self._model = listed[0]["id"]
 
     def _open(self, path: str, body: dict[str, Any] | None) -> Any:
@@ -142,7 +143,7 @@ class _ServerAnswerer:
         except OSError as error:
             reason = getattr(error, "reason", error)
             raise CommandError(
-                f"{self._url} cannot be reached: {reason}", "Start it with `max serve`."
+                f"{self._url} cannot be reached: {reason}", "Start it with `max serve MODEL`."
             ) from error
 
     def stream(self, messages: list[Message], sampling: SamplingParamsInput) -> Iterator[str]:
@@ -379,7 +380,18 @@ _RUN_OPTIONS = {
 }
 
 
-@click.command("run", short_help="Run a model: a prompt or a chat.", context_settings=_RUN_OPTIONS)
+class _Run(click.Command):
+    """A command whose ``--help`` after a model is that of what runs the model."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-"):
+            ctx.help_option_names = []
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    "run", cls=_Run, short_help="Run a model: a prompt or a chat.", context_settings=_RUN_OPTIONS
+)
 @click.argument("name", metavar="MODEL", type=ModelType())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(name: str, arguments: tuple[str, ...]) -> None:
@@ -391,14 +403,16 @@ def run(name: str, arguments: tuple[str, ...]) -> None:
     """
     words = list(arguments)
     if imported.is_imported(name):
-        imported.run_file.main([name, *words], prog_name=f"max run {name}", standalone_mode=False)
+        # errors print it as a command that can be typed in
+        typed = f"max run {shlex.quote(name)}"
+        imported.run_file.main([name, *words], prog_name=typed, standalone_mode=False)
         return
     command: click.Command = chat
     if _has_prompt(words):
         command = generating.generate
-    elif not sys.stdin.isatty():
+    elif not sys.stdin.isatty() and not {"-h", "--help"} & set(words):
         command, words = generating.generate, ["--prompt", "-", *words]
-    command.main([name, *words], prog_name=f"max run {name}", standalone_mode=False)
+    command.main([name, *words], prog_name=f"max {command.name}", standalone_mode=False)
 
 
 def _has_prompt(words: list[str]) -> bool:

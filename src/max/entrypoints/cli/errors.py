@@ -202,6 +202,8 @@ def _lines(error: Exception, arguments: Sequence[str]) -> tuple[str, str, int]:
     if isinstance(error, click.UsageError):
         where = _command_of(error, arguments)
         text, remedy = _one_line(error.format_message()), f"See `{where} --help`."
+        if isinstance(error, click.MissingParameter) and "MODEL" in text:
+            remedy = f"`max ls` lists the models of this machine; see `{where} --help`."
         if text.startswith("Got unexpected extra argument"):
             remedy = f"Put a text with spaces in quotes; `{where} --help` lists the options."
         return text, remedy, _CORRECTABLE
@@ -258,9 +260,10 @@ def _near_options(error: click.NoSuchOption, name: str) -> list[str]:
 
 def _same_option(error: click.NoSuchOption, name: str) -> str | None:
     """The option of the command that does the same by another name."""
-    same = absent_options.NAMES_ELSEWHERE.get(name)
+    same = absent_options.NAMES_ELSEWHERE.get(name, "").split()
     params = error.ctx.command.params if error.ctx is not None else []
-    return same if any(same in param.opts for param in params) else None
+    options = {option for param in params for option in param.opts}
+    return next((each for each in same if each in options), None)
 
 
 def _one_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -79,9 +80,10 @@ def launch(
     chosen = AGENTS[agent]
     program = shutil.which(chosen.command)
     if program is None and not (shows or no_start):
+        words = ["max", "launch", agent, model or "MODEL", *(["--url", url] if url else [])]
         raise CommandError(
             f"{chosen.command} is not installed",
-            f"`{chosen.install}`; `max launch {agent} --print` shows its configuration.",
+            f"`{chosen.install}`; `{shlex.join(words)} --print` shows its configuration.",
         )
     with _endpoint(url, model, api_key, shows or no_start) as endpoint:
         if shows:

@@ -30,9 +30,11 @@ from max.pipelines.store.sources import open_source
 # loaded when a model is shown or created
 if TYPE_CHECKING:
     from max.entrypoints.cli import model_facts
+    from max.pipelines.checkpoints import hub as repositories
     from max.pipelines.store import creation
 else:
     model_facts = lazy_module("max.entrypoints.cli.model_facts")
+    repositories = lazy_module("max.pipelines.checkpoints.hub")
     creation = lazy_module("max.pipelines.store.creation")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -201,7 +203,12 @@ def show(name: str, check: bool, as_json: bool, models_dir: Path | None) -> None
 
     MODEL is a name of `max ls`, or the path of a folder or a GGUF file.
     """
-    model = ModelStore(models_dir).find_or_open(name)
+    try:
+        model = ModelStore(models_dir).find_or_open(name)
+    except ModelFilesError:
+        if repositories.looks_local(name) and not Path(name).expanduser().exists():
+            repositories.HuggingFaceRepo(name)  # the error of a path, which names what is beside it
+        raise
     facts, problem = _facts(model), None
     try:
         model_facts.add_facts(facts, model.path)

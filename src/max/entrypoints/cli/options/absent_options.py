@@ -156,7 +156,10 @@ NAMES_ELSEWHERE = {
     "-c": "--max-length",
     "-n": "--max-new-tokens",
     "-np": "--max-batch-size",
-    "-p": "--prompt",
+    "-p": "--prompt --port",
+    "-v": "--version --verbose",
+    "-V": "--version",
+    "-q": "--quiet",
     "-sys": "--system",
     "-s": "--seed",
     "-t": "--threads",
@@ -170,7 +173,8 @@ NAMES_ELSEWHERE = {
     "--max-output-len": "--output-len",
     "--result-filename": "--json",
 }
-"""Options of MAX, llama.cpp, vLLM, Ollama and transformers, and the options here that do the same."""
+"""Options of MAX, llama.cpp, vLLM, Ollama and transformers, and the options here that do the same: the first that
+the command has."""
 
 
 def why_absent(option: str) -> str | None:
