@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from tests.serve.browser import Browser
+from tests.serve.browser import BROWSERS, Browser, open_browser
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "models" / "tiny-chat"
@@ -130,10 +130,16 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
     ).wait_ready()  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+@pytest.fixture(
+    scope="session", params=["chromium", pytest.param("firefox", marks=pytest.mark.long)]
+)
+def browser(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Browser]:
     """A browser, shared by the tests of pages: each begins with pages that the browser has never seen."""
-    browser = Browser(str(tmp_path_factory.mktemp("profile")))
+    if not BROWSERS[request.param]:
+        pytest.skip(f"{request.param} is not installed, or its driver is not")
+    browser = open_browser(request.param, str(tmp_path_factory.mktemp("profile")))
     yield browser
     browser.close()
 

@@ -14,9 +14,7 @@ field.value = arguments[1];
 field.dispatchEvent(new Event('input', {bubbles: true}));
 field.dispatchEvent(new Event('change', {bubbles: true}));
 """
-READY = (
-    "document.documentElement.dataset.ready !== undefined && document.querySelector('#model').value"
-)
+READY = "document.documentElement?.dataset.ready !== undefined && document.querySelector('#model').value"
 CLEAR = """
 localStorage.clear(); sessionStorage.clear();
 await new Promise((resolve, reject) => {
@@ -44,8 +42,8 @@ class Page:
 
     def clear(self) -> None:
         """Forgets all that the browser knows of the server, and opens the page."""
-        # a file of the server: no page that has the database open
-        self.browser.open(f"{self.url}/favicon.ico")
+        # a page that has no database open comes between
+        self.browser.open("about:blank")
         self.browser.open(f"{self.url}/docs")
         self.browser.run_async(CLEAR)
         self.browser.size(1100, 800)
@@ -66,7 +64,7 @@ class Page:
     def reload(self) -> None:
         """Loads the page again."""
         self.run("document.documentElement.dataset.old = ''; location.reload()")
-        self.wait(f"document.documentElement.dataset.old === undefined && {READY}")
+        self.wait(f"document.documentElement?.dataset.old === undefined && {READY}")
 
     def type(self, selector: str, text: str) -> None:
         """Writes into a field.

@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.serve.browser import CHROMIUM, DRIVER, Browser
+from tests.serve.browser import Browser
 from tests.serve.page_driver import Page
 from tests.serve.page_server import ScriptedModel
 
-pytestmark = [
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"
-    ),
-    pytest.mark.any_target,
-]
+pytestmark = pytest.mark.any_target
 
 SHOW = """
 const node = document.createElement('div');

@@ -10,17 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.serve.browser import CHROMIUM, DRIVER, ENTER, Browser
+from tests.serve.browser import ENTER, Browser
 from tests.serve.page_driver import Page
 from tests.serve.page_server import McpServer, ScriptedModel
 from tests.serve.sign_in_server import SignInServer
 
-pytestmark = [
-    pytest.mark.skipif(
-        not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"
-    ),
-    pytest.mark.any_target,
-]
+pytestmark = pytest.mark.any_target
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,10 @@ import time
 import httpx
 import pytest
 
-from tests.serve.browser import CHROMIUM, DRIVER, ESCAPE, Browser
+from tests.serve.browser import ESCAPE, Browser
 from tests.serve.conftest import RunningServer
 from tests.serve.page_driver import Page
 from tests.serve.test_other_clients import ANSWER, QUESTION
-
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"
-)
 
 
 @pytest.fixture
