@@ -77,6 +77,29 @@ def test_conversations_stay(page: Page) -> None:
     assert page.problems() == []
 
 
+def test_the_end_stays_in_sight(page: Page, tmp_path: Path) -> None:
+    """A long message and attachments shrink the part of the page that has the answers."""
+    page.ask("say " + "\n\n".join(f"word {n}" for n in range(60)))
+    end = "(s => s.scrollHeight - s.scrollTop - s.clientHeight < 2)(document.querySelector('#scroll'))"
+    height = "document.querySelector('#scroll').clientHeight"
+    page.wait(end)
+    for change in (
+        lambda: page.type("#prompt", "\n" * 6),
+        lambda: page.browser.chosen_file("#file", str(tmp_path / "a.txt")),
+    ):
+        before = page.run(f"return {height}")
+        (tmp_path / "a.txt").write_text("text")
+        change()
+        page.wait(f"{height} < {before}")
+        page.wait(end)
+    # one who reads further up stays there
+    page.run("document.querySelector('#scroll').scrollTop = 100")
+    time.sleep(0.2)
+    page.type("#prompt", "")
+    page.wait(f"{height} > {before}")
+    assert page.run("return document.querySelector('#scroll').scrollTop") == 100
+
+
 @pytest.mark.long
 def test_rename_search_delete_and_undo(page: Page) -> None:
     for text in ("about whales", "about bees", "about cats"):

@@ -16,7 +16,9 @@ export class LogView {
     this.scroll = at("scroll");
     this.sticks = true;
     this.observer = new IntersectionObserver((entries) => this.near(entries), { root: this.scroll, rootMargin: NEAR });
-    new ResizeObserver(() => this.stick()).observe(this.log);
+    // the part that is seen shrinks as well: by a long message, files, the keyboard of a phone
+    const sizes = new ResizeObserver(() => this.stick());
+    for (const each of [this.log, this.scroll]) sizes.observe(each);
     this.scroll.addEventListener(
       "scroll",
       () => {
