@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from max.pipelines.store.names import SHORT_NAMES
 from tests.serve.browser import ENTER, ESCAPE, TAB, Browser
 from tests.serve.page_driver import Page
 from tests.serve.page_server import ScriptedModel
@@ -379,6 +380,20 @@ def test_settings_key_and_models(page: Page, model: ScriptedModel) -> None:
     page.click("#remember")
     assert page.run("return localStorage.getItem('chat.key')") is None
     assert page.run("return sessionStorage.getItem('chat.key')") == '"secret"'
+
+
+@pytest.mark.long
+def test_a_server_without_models_says_how_one_is_got(page: Page, model: ScriptedModel) -> None:
+    model.states = {}
+    page.run("location.reload()")
+    told = page.wait("document.querySelector('#model-state')?.innerText")
+    (_, name) = told.split(": max pull ")
+    assert name.removesuffix(" gets one.") in SHORT_NAMES
+    # one that is there now is found when the list is opened
+    model.states = {"tiny": {"value": "loaded"}}
+    page.run("document.querySelector('#model').dispatchEvent(new Event('focus'))")
+    page.wait("document.querySelector('#model').value === 'tiny'")
+    assert page.text("#model-state") == "" and page.ask("hello") == "You said: hello"
 
 
 @pytest.mark.long

@@ -124,7 +124,7 @@ export class Models extends EventTarget {
   get text() {
     if (this.error) return this.error;
     const model = this.chosen;
-    if (!model) return this.models.length ? "" : "This server has no models.";
+    if (!model) return this.models.length ? "" : "No models yet: max pull qwen3:0.6b gets one.";
     const state = this.state(model);
     if (state === "loading") {
       const seconds = Math.round((Date.now() - (this.loadingSince.get(model.id) ?? Date.now())) / 1000);
