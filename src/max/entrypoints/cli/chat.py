@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 import urllib.error
@@ -33,10 +32,13 @@ from max.pipelines.sampling.defaults import sampling_params_for
 
 # with --url no model runs in this process
 if TYPE_CHECKING:
+    import shlex
+
     from max.entrypoints.cli import generate as generating
     from max.entrypoints.cli import imported
     from max.entrypoints.cli.generation import runner as model_runs
 else:
+    shlex = lazy_module("shlex")
     generating = lazy_module("max.entrypoints.cli.generate")
     model_runs = lazy_module("max.entrypoints.cli.generation.runner")
     imported = lazy_module("max.entrypoints.cli.imported")
