@@ -159,6 +159,10 @@ def test_overlapping_alternatives() -> None:
         assert takes(own, '{"a": "x"}') and takes(own, "{}") and not takes(own, '{"b": "x", "a": "y"}')  # fmt: skip
         assert not takes(own, '{"b": "x"}')
     assert loose_schema(apart).relaxed_keywords == ()
+    (read,) = json.loads(of_json_schema(apart))["grammars"]
+    assert read["json_schema"]["x-guidance"]["lenient"] is False
+    more = of_json_schema({**apart, "not": {"required": ["a"]}})
+    assert takes(more, "{}") and not takes(more, '{"a": "x"}')
     # one has no opposite
     over = {"oneOf": [{**SIDES[0], **UNLIKE, "required": ["c"]}, SIDES[1]]}
     (named,) = loose_schema(over).relaxed_keywords
@@ -171,7 +175,8 @@ def test_overlapping_alternatives() -> None:
     multiples = {"oneOf": [{**NUMBER, "multipleOf": 2}, {**NUMBER, "multipleOf": 3}]}
     with pytest.raises(InputError, match="oneOf"):
         of_json_schema(multiples)
-    assert len(loose_schema(multiples).relaxed_keywords) == 1
+    form = loose_schema(multiples)
+    assert len(form.relaxed_keywords) == 1 and form.schema == multiples
     # alternatives that llguidance itself tells apart are as they are
     simple = {"oneOf": [TEXT, NUMBER]}
     assert loose_schema(simple).schema == simple and takes(of_json_schema(simple), "3")

@@ -216,3 +216,14 @@ def test_each_block_of_a_stream_has_a_begin_and_an_end() -> None:
     text, call = ["start", "delta", "delta", "stop"], ["start", "delta", "stop"]
     assert names == [*text, *text, *call, *call]
     assert _blocks(Answer(), True) == []
+
+
+def test_fields_without_a_value() -> None:
+    none = {"type": "text", "text": None}
+    thoughts = [{"type": "thinking", "thinking": None}, {"type": "thinking", "thinking": "hm"}]
+    summaries = [{"type": "compaction", "content": each} for each in ("", None, ["x"], {"a": 1})]
+    said = {"role": "assistant", "content": [*texts("a"), *thoughts, none, *summaries]}
+    assert messages_of(body(USER, said)) == [
+        USER,
+        {"role": "assistant", "content": "a\n", "reasoning_content": "\nhm"},
+    ]
