@@ -445,3 +445,29 @@ def test_works_run_one_after_the_other() -> None:
     finally:
         go.set()
     assert quick.finished.wait(10) and slow.finished.is_set()
+
+
+def test_what_is_abandoned_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+    thread, go = MaskThread(), threading.Event()
+    slow = MaskWork(np.zeros((1, 2), np.int32), deque([(Row(5, go), 0)]))
+    try:
+        thread.submit(slow)
+        thread.leave(slow)
+        thread.replace(slow)
+        thread.settle()
+        assert thread.overdue == 1
+    finally:
+        go.set()
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clock of threads")
+def test_a_row_that_waits_for_the_processor_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waits(Row):
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+            time.sleep(0.2)
+            super().unsafe_compute_mask_ptr(pointer, size)
+
+    monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+    masks, failed = step(MaskThread(), [Waits(3)])
+    assert masks.result().tolist() == [[3, 3]] and not failed

@@ -138,6 +138,7 @@ def test_calls_and_results_are_messages_of_their_own() -> None:
         ({"type": "document", "source": {"type": "text", "data": "x"}, "citations": {"enabled": True}},
          "a document with citations"),
         ({**RESULT, "content": ["x"]}, "a block of type 'x'"),
+        ({**RESULT, "content": [{"type": "image", "text": "x"}]}, "a block of type 'image'"),
         ({**RESULT, "content": [{"type": "text", "text": 3}]}, "a block of type 'text'"),
         ({**RESULT, "content": {"type": "text"}}, "expected a text, or blocks"),
     ],
@@ -226,4 +227,9 @@ def test_fields_without_a_value() -> None:
     assert messages_of(body(USER, said)) == [
         USER,
         {"role": "assistant", "content": "a\n", "reasoning_content": "\nhm"},
+    ]
+    alone = {"role": "assistant", "content": thoughts[1:]}
+    assert messages_of(body(USER, alone)) == [
+        USER,
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
     ]
