@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,13 +76,17 @@ def _causal_conv(
     return out / (1 + np.exp(-out)) if activation == "silu" else out
 
 
-def _step(raw: Array, low: float, high: float) -> Array:
-    # softplus, without overflow
-    return np.clip(np.logaddexp(0, raw), low, high)
+class _Row(NamedTuple):
+    """What a scan reads of a row: float64, the step clamped."""
+
+    x: Array
+    step: Array
+    b: Array
+    c: Array
 
 
-@register("mo.ssd.ragged")
-def _ssd(
+def _scan(
+    advance: Callable[[Array, _Row, Array], tuple[Array, Array]],
     x: Array,
     dt: Array,
     a: Array,
@@ -96,55 +102,41 @@ def _ssd(
     low: float,
     high: float,
 ) -> Array:
+    """Scans the rows of each sequence; ``advance(state, row, a)`` returns the new state and its product with c."""
     x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
     _check_rows(x, dt, b, c)
+    # [heads, 1] where channels are divided into heads
+    d = d.reshape(*d.shape, *[1] * (x.ndim - 1 - d.ndim))
+    out = np.zeros(x.shape)
+    for rows, slot, held in _rows_and_states(
+        len(x), input_row_offsets, cache_lengths, slots, state, layer
+    ):
+        for row in rows:
+            # softplus, without overflow
+            step = np.clip(np.logaddexp(0, dt[row] + dt_bias), low, high)
+            held, product = advance(held, _Row(x[row], step, b[row], c[row]), a)
+            out[row] = product + d * x[row]
+        state[slot, int(layer)] = held
+    return out
+
+
+def _advance_heads(state: Array, row: _Row, a: Array) -> tuple[Array, Array]:
+    """Mamba 2: the state is ``[heads, state size, head_dim]``."""
     # a group of b and c serves neighboring heads
-    b, c = (np.repeat(v, x.shape[1] // v.shape[1], axis=1) for v in (b, c))
-    out = np.zeros(x.shape)
-    for rows, slot, held in _rows_and_states(
-        len(x), input_row_offsets, cache_lengths, slots, state, layer
-    ):
-        # held: [heads, state size, head_dim]
-        for row in rows:
-            step = _step(dt[row] + dt_bias, low, high)[:, None, None]
-            held = (
-                held * np.exp(step * a[:, None, None]) + step * b[row][:, :, None] * x[row][:, None]
-            )
-            out[row] = (held * c[row][:, :, None]).sum(1) + d[:, None] * x[row]
-        state[slot, int(layer)] = held
-    return out
+    b, c = (np.repeat(v, len(row.x) // len(v), axis=0)[:, :, None] for v in (row.b, row.c))
+    step = row.step[:, None, None]
+    state = state * np.exp(step * a[:, None, None]) + step * b * row.x[:, None]
+    return state, (state * c).sum(1)
 
 
-@register("mo.selective_scan.ragged")
-def _selective_scan(
-    x: Array,
-    dt: Array,
-    a: Array,
-    b: Array,
-    c: Array,
-    d: Array,
-    dt_bias: Array,
-    input_row_offsets: Array,
-    cache_lengths: Array,
-    slots: Array,
-    state: Array,
-    layer: Array,
-    low: float,
-    high: float,
-) -> Array:
-    x, dt, a, b, c, d, dt_bias = (v.astype(np.float64) for v in (x, dt, a, b, c, d, dt_bias))
-    _check_rows(x, dt, b, c)
-    out = np.zeros(x.shape)
-    for rows, slot, held in _rows_and_states(
-        len(x), input_row_offsets, cache_lengths, slots, state, layer
-    ):
-        # held: [state size, channels]
-        for row in rows:
-            step = _step(dt[row] + dt_bias, low, high)
-            held = held * np.exp(step * a) + step * x[row] * b[row][:, None]
-            out[row] = (held * c[row][:, None]).sum(0) + d * x[row]
-        state[slot, int(layer)] = held
-    return out
+def _advance_channels(state: Array, row: _Row, a: Array) -> tuple[Array, Array]:
+    """Mamba: the state is ``[state size, channels]``."""
+    state = state * np.exp(row.step * a) + row.step * row.x * row.b[:, None]
+    return state, (state * row.c[:, None]).sum(0)
+
+
+register("mo.ssd.ragged")(partial(_scan, _advance_heads))
+register("mo.selective_scan.ragged")(partial(_scan, _advance_channels))
 
 
 def _unit(x: Array) -> Array:
