@@ -45,8 +45,12 @@ of_this_version = pytest.mark.skipif(
 
 @of_this_version
 def test_the_tables_are_those_of_transformers() -> None:
-    assert json.loads(config_defaults.FILE.read_text()) == config_defaults.expected()
-    assert json.loads(config_defaults.OTHERS_FILE.read_text()) == config_defaults.others()
+    command = f"python -m {config_defaults.__name__}"
+    assert json.loads(config_defaults.FILE.read_text()) == config_defaults.expected(), command
+    assert json.loads(config_defaults.OTHERS_FILE.read_text()) == config_defaults.others(), command
+    # what a new family's author reads names it
+    page = Path(__file__).parents[2] / "docs" / "add-a-model.md"
+    assert f"`{command}`" in page.read_text()
 
 
 def test_each_type_has_the_class_that_transformers_loads() -> None:
