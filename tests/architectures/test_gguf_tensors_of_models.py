@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,15 @@ def test_weights_without_a_name_are_refused() -> None:
     weights = {"layers.0.unknown.weight": WeightData.from_numpy(np.ones((2, 2), np.float32), "w")}
     with pytest.raises(ModelFilesError, match=r"'layers.0.unknown.weight' has no name .* qwen2"):
         stored_weights(config, form, weights)
+
+
+def test_stacks_are_in_the_order_of_their_indices() -> None:
+    """The tenth part is behind the ninth, in whatever order a checkpoint has them."""
+    _, config, form = described(spec_of("qwen2"))
+    values = np.random.default_rng(2).standard_normal((13, 2, 3)).astype(np.float32)
+    order = np.random.default_rng(3).permutation(13)
+    weights = {f"states.mixes.{i}.weight": WeightData.from_numpy(values[i], "w") for i in order}
+    own = replace(form, stacks={"mixes.weight": "states.mixes"})
+    (tensor,) = stored_weights(config, own, weights)
+    assert tensor.name == "mixes.weight" and tensor.shape == values.shape
+    np.testing.assert_array_equal(tensor.values(), values)

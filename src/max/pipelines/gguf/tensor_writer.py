@@ -90,8 +90,13 @@ def stored_weights(
     result: list[StoredWeight] = []
     prefixes = {f"{own}.": stored for stored, own in form.stacks.items()}
     for prefix, stored in prefixes.items():
-        parts = [w for name, w in sorted(weights.items()) if name.startswith(prefix)]
-        if parts:
+        by_index = {
+            int(name.removeprefix(prefix).partition(".")[0]): weight
+            for name, weight in weights.items()
+            if name.startswith(prefix)
+        }
+        if by_index:
+            parts = [by_index[index] for index in sorted(by_index)]
             result.append(_stack(f"{prefix}weight", stored, parts))
     single = {name: w for name, w in weights.items() if not name.startswith((*prefixes,))}
     for own_name, parts in _fused_groups(form, single).items():
