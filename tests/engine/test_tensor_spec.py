@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from max.dtype import DType
-from max.engine import TensorSpec, TorchInputSpec
+from max.engine import MojoValue, TensorSpec, TorchInputSpec
 
 pytestmark = pytest.mark.any_target
 
@@ -20,6 +20,11 @@ def test_specs_are_equal_where_all_parts_are() -> None:
         assert (first == second) == (i == j)
     assert len(set(specs) | {TensorSpec(*part) for part in parts}) == len(parts)
     assert specs[0] != parts[0]
+
+
+def test_texts_of_classes_have_the_documented_path() -> None:
+    for kind in (TensorSpec, TorchInputSpec, MojoValue):
+        assert str(kind) == f"<class 'max.engine.{kind.__name__}'>"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams
 from max.nn.kv_cache.recurrent_state import RecurrentState
 from max.pipelines.core import TextContext
 from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
-from max.pipelines.kv_cache.memory import fitting_length, spare_slots
+from max.pipelines.kv_cache.memory import (
+    fitting_length,
+    group_shapes,
+    page_bytes,
+    pages_for_memory,
+    spare_slots,
+)
 
 # pages of 3 tokens on two devices: 2 layers of 2 heads of 4, and 1 layer of 6 heads of 5
 GROUPS = (CacheGroup(1, 6, 5),)
@@ -216,3 +222,36 @@ def test_inputs_on_another_device() -> None:
     later = cache.advance(inputs, [one])
     lengths = [each.cache_lengths.to(CPU()).to_numpy().tolist() for each in (inputs, later)]
     assert lengths == [[0], [3]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pools_of_groups_are_as_large_as_memory_allows(seed: int) -> None:
+    """Against a search through all sizes: equal pools, unless a full batch needs fewer pages of a group."""
+    rng = np.random.default_rng(seed)
+    window, batch, length, step = rng.integers((1, 1, 8, 1), (20, 7, 60, 9)).tolist()
+    params = KVCacheParams(
+        DType.float32, 1, 4, page_size=5, groups=(CacheGroup(int(rng.integers(1, 4)), 1, 8, window),)
+    )  # fmt: skip
+
+    layers = 1 + seed % 2
+
+    def pages(count: int, room: int | None) -> tuple[int, ...]:
+        return pages_for_memory(
+            params, layers, max_batch_size=count, max_seq_len=length, available_bytes=room, step_tokens=step
+        )  # fmt: skip
+
+    sizes = np.array([page_bytes(*group) for group in group_shapes(params, layers)])
+    one = np.array(pages(1, None))
+    least, most = int(one @ sizes), int(batch * one @ sizes)
+    assert pages(batch, None) == tuple(batch * one)
+    rooms = [least, least + int(sizes.min()), most - 1, most, *rng.integers(least, most + 99, 30)]
+    for room in map(int, rooms):
+        expected = None
+        for full in range(batch, 0, -1):
+            pools = [np.minimum(n, full * one) for n in range(int(full * one.max()) + 1)]
+            fitting = [pool for pool in pools if pool @ sizes <= room][-1]
+            if (fitting >= one).all():
+                expected = tuple(fitting)
+                break
+        if room >= least:
+            assert pages(batch, room) == expected

@@ -231,7 +231,8 @@ def pages_for_memory(
     batch = max_batch_size
     while True:
         pages = _equal_pools([batch * count for count in held], sizes, available_bytes)
-        if batch == 1 or all(count >= least for count, least in zip(pages, held, strict=True)):
+        # one sequence fits, as was checked above
+        if all(count >= least for count, least in zip(pages, held, strict=True)):
             return pages
         batch -= 1
 
