@@ -488,7 +488,7 @@ def test_a_known_mask_is_not_computed_in_a_call(jumps: bool) -> None:
     assert all(allowed[place] == inside for place in (2, 3, 4, 6, 7))
     assert allowed[1] == allowed_of(ways, (QUOTE,)) and allowed[8] == {LETTER, QUOTE}
     assert allowed[5] == ({REST} if jumps else {REST, OTHER})
-    plain = flags_of({LETTER, OTHER_LETTER}, 64).tolist()
+    plain = flags_of({LETTER, OTHER_LETTER, LONG}, 64).tolist()
     assert all(call.kept[place][0].tolist() == plain for place in (2, 3, 4, 6, 7))
     assert call.kept[1][0].all() and call.kept[8][0].all()
     assert call.kept[5][0].any() is not jumps

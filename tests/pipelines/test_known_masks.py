@@ -164,7 +164,7 @@ def test_most_masks_of_a_long_string_are_known(tokens: Tokens) -> None:
     texts, vocabulary, size = tokens
     own = grammar.of_json_schema({"type": "string"})
     rules = string_rules(own)
-    assert rules is not None and rules == (0, ())
+    assert rules is not None and rules[:2] == (0, ())
     run, mask = StringRun(rules, texts), np.zeros((size + 31) // 32, np.int32)
     matcher, known = grammar.matcher_of(vocabulary, own), 0
     tokens_of_text = tokens_of(random.Random(1), texts, b'"' + b"the quick brown fox. " * 20)
@@ -202,9 +202,19 @@ def test_most_masks_of_a_long_string_are_known(tokens: Tokens) -> None:
 )  # fmt: skip
 def test_rules_of_schemas(schema: dict[str, Any], expected: Any) -> None:
     own = {"grammars": [{"json_schema": schema, "lark_grammar": None}]}
-    assert string_rules(json.dumps(own)) == (None if expected is None else StringRules(*expected))
+    found = string_rules(json.dumps(own))
+    assert (None if found is None else found[:2]) == expected
     # llguidance's own form of it says the same
-    assert string_rules(grammar.of_json_schema(schema)) == string_rules(json.dumps(own))
+    assert string_rules(grammar.of_json_schema(schema)) == found
+
+
+def test_bounds_that_are_greatest_lengths_only() -> None:
+    items = [
+        {"type": "string", "minLength": 3, "maxLength": 8}, {"type": "string", "maxLength": 3},
+        {"type": "string", "minLength": 9, "maxLength": 9},
+    ]  # fmt: skip
+    rules = string_rules(grammar.of_json_schema({"type": "array", "prefixItems": items}))
+    assert rules == (0, (3, 8, 9), {8})
 
 
 @pytest.mark.parametrize(
@@ -225,11 +235,12 @@ def test_other_grammars_have_no_rules(text: str) -> None:
     assert string_rules(text) is None
 
 
-def run_of(named: int = 0, bounds: tuple[int, ...] = ()) -> tuple[StringRun, list[bytes]]:
+def run_of(
+    named: int = 0, bounds: tuple[int, ...] = (), greatest: tuple[int, ...] = ()
+) -> tuple[StringRun, list[bytes]]:
     texts = [b'"', b"ab", b"\\", b"u", b"0", b"\xc3", b"\xa9", b"x" * (MOST_CHARACTERS + 1)]
-    return StringRun(
-        StringRules(named, bounds), TokenTexts.of(len(texts), texts.__getitem__)
-    ), texts
+    rules = StringRules(named, bounds, frozenset(greatest))
+    return StringRun(rules, TokenTexts.of(len(texts), texts.__getitem__)), texts
 
 
 def test_a_copy_s_strings_are_its_own() -> None:
@@ -264,8 +275,130 @@ def test_a_token_without_a_text_ends_what_is_known() -> None:
 
 
 def test_tokens_after_which_a_mask_stays() -> None:
-    run, texts = run_of()
-    assert run.plain.tolist() == [text in (b"ab", b"u", b"0") for text in texts]
+    """Long ones only where no bound follows, as several of them could come near it."""
+    long = b"x" * (MOST_CHARACTERS + 1)
+    for bounds in ((), (200,)):
+        run, texts = run_of(bounds=bounds)
+        for token in (0, 1):
+            run.advance(token)
+        plain = [b"ab", b"u", b"0", *([] if bounds else [long])]
+        assert run.plain.tolist() == [text in plain for text in texts]
+        run.learn(np.array([-1], np.int32))
+        assert run.advance_plain([1, 3, 1])
+        assert run.advance_plain([7]) == (not bounds) and not run.advance_plain([1, 0])
+    for _ in range(8):
+        run.advance(7)  # behind the bound
+    assert run.plain[7]
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "needed"),
+    [
+        (b"ab", 2, 2), ("né🙂".encode(), 3, 3), (b"", 0, 0), (None, 0, 0), (b'"', 0, 0), (b'ab", "c', 0, 2),
+        (b"\\n", 1, 1), (b"a\\\\\\/b", 4, 4), (b'\\"', 1, 1), (b'\\\\"', 0, 1), (b"a\\", 0, 2),
+        (b"\\u", 0, 1), (b"a\\u00", 0, 2), (b"\\u001fx", 0, 2), (b"ab\xc3", 0, 3), (b'\xa9"', 0, 0),
+    ],
+)  # fmt: skip
+def test_lengths_of_tokens(text: bytes | None, length: int, needed: int) -> None:
+    """Escapes are characters; a character that is begun must be admitted too."""
+    texts = TokenTexts.of(1, lambda _: text)
+    assert texts.lengths == [length] and texts.needs.tolist() == [needed]
+    assert texts.plain.tolist() == [length > 0]
+    for characters in range(4):
+        assert (texts.fitting(characters, 2)[0] & 1) == (needed <= characters)
+
+
+def bounded_string(draw: random.Random) -> dict[str, Any]:
+    """A string with bounds that are near for most of its text, some of them near to each other."""
+    most = draw.choice([30, 31, 40, 44, draw.randrange(1, 70)])
+    kind = draw.randrange(6)
+    if kind < 3:
+        return {"type": "string", "maxLength": most}
+    if kind == 3:
+        return {"type": "string", "minLength": draw.randrange(most + 1), "maxLength": most}
+    return [{"type": "string"}, {"type": "string", "minLength": draw.choice([5, 30])}][kind - 4]
+
+
+@pytest.mark.parametrize("first", range(0, 48, 8))
+def test_they_equal_those_near_a_greatest_length(
+    tokens: Tokens, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.string_schema", bounded_string)
+    texts, vocabulary, size = tokens
+    mask, near = np.zeros((1, (size + 31) // 32), np.int32), 0
+    for seed in range(first, first + 8):
+        draw = random.Random(seed)
+        own = grammar.of_json_schema(json.dumps(schema_of(draw)))
+        rules = string_rules(own)
+        assert rules is not None
+        matcher, run = grammar.matcher_of(vocabulary, own), StringRun(rules, texts)
+        for _ in range(100):
+            fill(matcher, mask[0])
+            if (known := run.mask()) is not None:
+                near += run.mask(1) is None
+                np.testing.assert_array_equal(known, mask[0], str(seed))
+                assert not matcher.compute_ff_tokens()
+            run.learn(mask[0])
+            allowed = unpack_mask(mask, size)[0]
+            if not allowed.any() or matcher.is_stopped():
+                break
+            short = [token for token in np.flatnonzero(allowed).tolist() if texts.needs[token] < 3]
+            token = (
+                draw.choice(short)
+                if short and draw.random() < 0.6
+                else choice(draw, texts, allowed)
+            )
+            assert matcher.consume_token(token)
+            run.advance(token)
+    assert near >= 5
+
+
+LETTERS = [b'"', *(b"x" * n for n in (1, 2, 3, 4, 9))]
+
+
+def near_run(*bounds: int, greatest: tuple[int, ...] | None = None) -> StringRun:
+    rules = StringRules(0, bounds, frozenset(bounds if greatest is None else greatest))
+    run = StringRun(rules, TokenTexts.of(len(LETTERS), LETTERS.__getitem__))
+    for token in (0, 1):
+        run.advance(token)
+    return run
+
+
+def bits(*tokens: int) -> Any:
+    return np.array([sum(1 << token for token in tokens)], np.int32)
+
+
+def test_near_a_greatest_length_longer_tokens_are_left_out() -> None:
+    run = near_run(5)
+    run.learn(bits(0, 1, 2, 3, 4))
+    copy = run.copy()
+    run.advance(2)
+    assert run.mask() == bits(0, 1, 2)
+    copy.advance(1)
+    assert copy.mask() == bits(0, 1, 2, 3) and run.mask() == bits(0, 1, 2)
+    assert run.mask(1) is None  # the next step has another one
+    run.advance(1)
+    run.advance(1)
+    assert run.mask() is None  # only the end may follow, which is forced
+    for token in (0, 0, 1):
+        run.advance(token)
+    assert run.mask() is None  # another string
+
+
+def test_what_a_mask_near_a_bound_does_not_show_is_not_taken_as_known() -> None:
+    for run, mask in (
+        (near_run(5), bits(0, 1, 2, 3, 4, 5)),  # an alternative admits more characters
+        (near_run(10), bits(0, 1, 2, 3, 4, 5)),  # no token is longer than what is left
+        (near_run(5, 9), bits(0, 1, 2, 3, 4)),  # nor one that tells both bounds apart
+        (near_run(5, greatest=()), bits(1, 2, 3, 4)),  # the end may follow later
+    ):
+        run.learn(mask)
+        run.advance(1)
+        assert run.mask() is None
+    run = near_run(5, 10)
+    run.learn(bits(0, 1, 2, 3, 4))
+    run.advance(1)
+    assert run.mask() == bits(0, 1, 2, 3)
 
 
 def learned_places(run: StringRun, tokens: list[int]) -> list[bool]:

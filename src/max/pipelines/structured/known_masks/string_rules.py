@@ -11,7 +11,8 @@ from max.pipelines.structured.validation import MAX_CHARACTERS, kept_results
 _SCHEMA = frozenset({"items", "additionalProperties"})
 _SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SCHEMAS_BY_NAME = frozenset({"properties", "$defs", "definitions"})
-_BOUNDS = frozenset({"minLength", "maxLength"})
+_BOUNDS = ("minLength", "maxLength")
+_TEXT = ""
 _OTHERS = frozenset(
     {
         "type", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
@@ -31,10 +32,12 @@ class StringRules(NamedTuple):
     Args:
         longest_name: No text that the schema names is longer as JSON, in characters.
         bounds: The lengths at which what may follow changes, in characters, ascending.
+        greatest: Those of them that are greatest lengths only.
     """
 
     longest_name: int
     bounds: tuple[int, ...]
+    greatest: frozenset[int] = frozenset()
 
 
 class _UnknownKeywordError(Exception):
@@ -57,12 +60,13 @@ def string_rules(grammar: str) -> StringRules | None:
         found = list(_parts({key: schema[key] for key in schema if key != _OPTIONS}))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, _UnknownKeywordError):
         return None
-    longest = max((part for is_bound, part in found if not is_bound), default=0)
-    return StringRules(longest, tuple(sorted({part for is_bound, part in found if is_bound})))
+    longest = max((part for key, part in found if key == _TEXT), default=0)
+    least, most = ({part for key, part in found if key == bound} for bound in _BOUNDS)
+    return StringRules(longest, tuple(sorted(least | most)), frozenset(most - least))
 
 
-def _parts(schema: object) -> Iterator[tuple[bool, int]]:
-    """The bounds of a schema's strings (True) and the lengths of its texts (False)."""
+def _parts(schema: object) -> Iterator[tuple[str, int]]:
+    """The bounds of a schema's strings, and the lengths of its texts (`_TEXT`)."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
@@ -75,14 +79,14 @@ def _parts(schema: object) -> Iterator[tuple[bool, int]]:
                 yield from _parts(one)
         elif key in _SCHEMAS_BY_NAME:
             for name, one in value.items():
-                yield False, _length(name)
+                yield _TEXT, _length(name)
                 yield from _parts(one)
         elif key in ("enum", "const", "required"):
-            yield from ((False, _length(text)) for text in _texts(value))
+            yield from ((_TEXT, _length(text)) for text in _texts(value))
         elif key in _BOUNDS:
             if int(value) != value:
                 raise _UnknownKeywordError
-            yield True, int(value)
+            yield key, int(value)
         elif key not in _OTHERS:
             raise _UnknownKeywordError
 

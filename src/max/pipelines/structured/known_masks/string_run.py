@@ -3,12 +3,14 @@
 A lexer of JSON reads a string character by character, and the parser waits for its end. So what may follow within a
 string depends on what the string is at most: one of the texts that the schema names, or any text, perhaps of a bounded
 length. After more characters than the named texts have, only the others are left. They then allow the same after each
-whole character, until a token could reach one of the bounds.
+whole character, until a token could reach one of the bounds. Near a greatest length they allow the same but for the
+tokens of more characters than are left.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,9 +21,11 @@ from max.pipelines.structured.kept_tokens import Flags
 from max.pipelines.structured.known_masks.string_rules import StringRules
 
 MOST_CHARACTERS = 24
-"""The length of the longest token after which a mask is taken to be the same without a look at the token, so that a few
-tokens stay far from a bound."""
+"""The length of the longest token after which a mask is taken to be the same without a look at the token where a bound
+follows, so that a few tokens stay far from it."""
 _QUOTE, _BACKSLASH, _UNICODE = b'"\\u'
+_SIMPLE_ESCAPE = re.compile(rb'\\["\\/bfnrt]')
+_BEGUN_ESCAPE = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,4}|.|$)", re.DOTALL)
 Place = tuple[object, int]
 """A string, and the number of bounds that it has passed."""
 
@@ -33,14 +37,21 @@ class TokenTexts:
     Args:
         texts: The bytes of each token; None: it is no text.
         lengths: The number of characters of those of whole characters that go on with a string of JSON; 0 of others.
-        plain: Those of them with at most `MOST_CHARACTERS`, bool ``[tokens]``.
+        needs: The number of characters that a string of JSON must still admit for each token, int32 ``[tokens]``.
+        plain: Those that go on with a string, bool ``[tokens]``.
+        short: Those of them with at most `MOST_CHARACTERS`, bool ``[tokens]``.
         longest: The number of bytes of the longest one.
+        plain_lengths: The numbers of characters of the plain ones that each string admits if it is long enough,
+            ascending.
     """
 
     texts: list[bytes | None]
     lengths: list[int]
+    needs: npt.NDArray[np.int32]
     plain: Flags
+    short: Flags
     longest: int
+    plain_lengths: list[int]
 
     @classmethod
     def of(cls, size: int, text_of: Callable[[int], bytes | None]) -> TokenTexts:
@@ -52,17 +63,52 @@ class TokenTexts:
         """
         texts = [text_of(token) for token in range(size)]
         lengths = [_plain_length(text) for text in texts]
-        plain = np.array([0 < length <= MOST_CHARACTERS for length in lengths], np.bool_)
-        return cls(texts, lengths, plain, max((len(text or b"") for text in texts), default=0))
+        needs = [own or _needed(text) for own, text in zip(lengths, texts, strict=True)]
+        counts = np.array(lengths, np.int32)
+        longest = max((len(text or b"") for text in texts), default=0)
+        short = (counts > 0) & (counts <= MOST_CHARACTERS)
+        # JSON has no control characters in strings
+        admitted = {
+            length
+            for text, length in zip(texts, lengths, strict=True)
+            if length and text and min(text) >= 32 and 127 not in text
+        }
+        return cls(
+            texts, lengths, np.array(needs, np.int32), counts > 0, short, longest, sorted(admitted)
+        )
+
+    def fitting(self, characters: int, words: int) -> npt.NDArray[np.int32]:
+        """The tokens that a string of JSON admits which ends after a number of characters at the latest.
+
+        Args:
+            characters: The number.
+            words: The number of words of the result, one bit per token.
+        """
+        bits = np.zeros(words * 32, np.bool_)
+        bits[: len(self.needs)] = self.needs <= characters
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _plain_length(text: bytes | None) -> int:
-    if text is None or _QUOTE in text or _BACKSLASH in text:
+    if text is None:
+        return 0
+    if _BACKSLASH in text:
+        # as one character, so that what is left of both begins or ends something
+        text = _SIMPLE_ESCAPE.sub(b".", text)
+    if _QUOTE in text or _BACKSLASH in text:
         return 0
     try:
         return len(text.decode())
     except UnicodeDecodeError:
         return 0
+
+
+def _needed(text: bytes | None) -> int:
+    """The number of characters of a text up to a quote that ends a string, also of those that it only begins."""
+    if text is None:
+        return 0
+    inside, _, _ = _BEGUN_ESCAPE.sub(b".", text).partition(b'"')
+    return sum(byte & 0xC0 != 0x80 for byte in inside)
 
 
 class StringRun:
@@ -81,11 +127,14 @@ class StringRun:
         """The number of bytes that a character lacks."""
         self._inside = self._is_escape = self._uncertain = self._is_lost = False
         self._known: dict[Place, npt.NDArray[np.int32]] = {}
+        self._near: dict[Place, _NearMask] = {}
 
     @property
     def plain(self) -> Flags:
         """The tokens after which a known mask is the same, bool ``[tokens]``."""
-        return self._tokens.plain
+        bounds = self._rules.bounds
+        is_free = not bounds or self._characters > bounds[-1]
+        return self._tokens.plain if is_free else self._tokens.short
 
     def copy(self) -> StringRun:
         """Another run at the same place; both know the masks that one of them learns."""
@@ -113,9 +162,10 @@ class StringRun:
         mask, lengths, characters = self.mask(len(tokens)), self._tokens.lengths, 0
         if mask is None:
             return False
+        plain = self.plain
         for token in tokens:
             length = lengths[token] if 0 <= token < len(lengths) else 0
-            if not 0 < length <= MOST_CHARACTERS or not mask.item(token >> 5) >> (token & 31) & 1:
+            if not length or not plain.item(token) or not mask.item(token >> 5) >> (token & 31) & 1:
                 return False
             characters += length
         self._characters += characters
@@ -142,7 +192,7 @@ class StringRun:
             self._following = 0 if byte < 0xC0 else 1 + (byte >= 0xE0) + (byte >= 0xF0)
 
     def _place(self) -> tuple[Place, int] | None:
-        """The place, and the number of characters for which it is the same; None where a mask is not known."""
+        """The place, and the number of characters to the next bound, -1 without one; None where no mask is known."""
         if not self._inside or self._is_lost:
             return None
         if self._is_escape or self._following or self._uncertain:
@@ -152,10 +202,7 @@ class StringRun:
         bounds = self._rules.bounds
         passed = bisect_left(bounds, self._characters)
         place = self._string, passed
-        if passed == len(bounds):
-            return place, -1
-        left = bounds[passed] - self._tokens.longest - self._characters
-        return (place, left) if left > 0 else None
+        return place, -1 if passed == len(bounds) else bounds[passed] - self._characters
 
     def mask(self, steps: int = 0) -> npt.NDArray[np.int32] | None:
         """The mask of the next token, one bit per token; None if it is not known.
@@ -164,9 +211,13 @@ class StringRun:
             steps: The number of plain tokens after which it must be the same.
         """
         found = self._place()
-        if found is None or 0 <= found[1] <= steps * MOST_CHARACTERS:
+        if found is None:
             return None
-        return self._known.get(found[0])
+        place, left = found
+        if left < 0 or left - self._tokens.longest > steps * MOST_CHARACTERS:
+            return self._known.get(place)
+        near = self._near.get(place)
+        return None if steps or near is None else near.mask(left)
 
     def learn(self, mask: npt.NDArray[np.int32]) -> None:
         """Keeps the mask of the next token, in place of the one before, if the text is at a place where it is known.
@@ -175,6 +226,59 @@ class StringRun:
             mask: The mask, one bit per token.
         """
         found = self._place()
-        if found is not None and found[0] not in self._known:
-            self._known.clear()
-            self._known[found[0]] = mask.copy()
+        if found is None:
+            return
+        place, left = found
+        if left < 0 or left > self._tokens.longest:
+            if place not in self._known:
+                self._known.clear()
+                self._known[place] = mask.copy()
+        elif place not in self._near and self._rules.bounds[place[1]] in self._rules.greatest:
+            bounds = self._rules.bounds[place[1] : place[1] + 2]
+            others = bounds[1] - self._characters if len(bounds) > 1 else self._tokens.longest
+            near = _NearMask.of(self._tokens, mask, left, others)
+            if near is not None:
+                self._near.clear()
+                self._near[place] = near
+
+
+class _NearMask:
+    """The masks of a string that ends after a number of characters at the latest, from one of them.
+
+    Args:
+        tokens: The texts of tokens.
+        mask: The mask where `left` characters may follow.
+        left: That number.
+    """
+
+    def __init__(self, tokens: TokenTexts, mask: npt.NDArray[np.int32], left: int) -> None:
+        self._tokens, self._first, self._left = tokens, mask, left
+        self._last = left, mask
+
+    @classmethod
+    def of(
+        cls, tokens: TokenTexts, mask: npt.NDArray[np.int32], left: int, others: int
+    ) -> _NearMask | None:
+        """None if the mask does not show that the string ends there.
+
+        Args:
+            tokens: The texts of tokens.
+            mask: The mask.
+            left: The number of characters that may follow if the string ends at the next bound.
+            others: That number for the bound after it, which may be that of the string or of an alternative.
+        """
+        place = bisect_right(tokens.plain_lengths, left)
+        if place == len(tokens.plain_lengths) or tokens.plain_lengths[place] > others:
+            return None
+        admits_longer = (mask & ~tokens.fitting(left, len(mask))).any()
+        return None if admits_longer else cls(tokens, mask.copy(), left)
+
+    def mask(self, left: int) -> npt.NDArray[np.int32] | None:
+        """The mask where a number of characters may follow; None where it is not known, or only the end may follow."""
+        if not 0 < left <= self._left:
+            return None
+        last = self._last  # other threads may replace it
+        if last[0] != left:
+            last = left, self._first & self._tokens.fitting(left, len(self._first))
+            self._last = last
+        return last[1]
