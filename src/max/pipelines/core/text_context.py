@@ -20,6 +20,7 @@ from max.pipelines.core.draft_tree import chain_of, checked_parents
 from max.pipelines.core.exceptions import InputError, check_prompt
 from max.pipelines.core.log_probabilities import KeptLogProbabilities
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
+from max.pipelines.core.token_counts import TokenCounts
 
 CHUNK_SIZE = 128
 """The token array grows in multiples of this."""
@@ -104,6 +105,7 @@ class TextContext:
     _draft_parents: tuple[int, ...] = ()
     """Of a draft that is no chain (`max.pipelines.core.draft_tree`)."""
     _log_probabilities: KeptLogProbabilities = field(init=False)
+    token_counts: TokenCounts = field(default_factory=TokenCounts, init=False, compare=False)
 
     def __post_init__(self) -> None:
         self.tokens = np.asarray(self.tokens)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from max.driver import Tensor
 from max.dtype import DType
@@ -13,10 +15,12 @@ from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import SamplingParams, TextGenerationContext
 from max.pipelines.config.model_config import SamplingConfig
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.sampling.inputs import sample_tokens, sampling_input_types
 
 _FORBIDDEN = float(np.finfo(np.float32).min)
 """The logit of a token that may not follow."""
+_NONE = np.zeros(0, np.int32)
 
 
 def has_penalties(params: SamplingParams) -> bool:
@@ -54,24 +58,34 @@ def penalty_inputs(batch: Sequence[TextGenerationContext]) -> list[Tensor]:
         batch: The requests in the batch's order.
 
     Returns:
-        Ids and counts of generated tokens int32 ``[counted]``; the offsets of each request's part
-        uint32 ``[batch + 1]``; frequency, presence and repetition penalties float32 ``[batch]``.
+        Ids and counts of generated tokens int32 ``[counted]``, none of a request without penalties; the offsets of each
+        request's part uint32 ``[batch + 1]``; frequency, presence and repetition penalties float32 ``[batch]``.
     """
-    # of generated tokens only: those of the prompt have no penalty
-    counted = [np.unique(c.generated_tokens, return_counts=True) for c in batch]
+    counted = list(map(_counts_of, batch))
     offsets = np.cumsum([0, *(len(ids) for ids, _ in counted)])
     params = [context.sampling_params for context in batch]
-    empty = np.zeros(0, np.int32)
     # ids and counts of all requests one after the other, and where each request's begin
     arrays = (
-        np.concatenate([empty, *(ids for ids, _ in counted)]).astype(np.int32),
-        np.concatenate([empty, *(counts for _, counts in counted)]).astype(np.int32),
+        np.concatenate([_NONE, *(ids for ids, _ in counted)]).astype(np.int32),
+        np.concatenate([_NONE, *(counts for _, counts in counted)]).astype(np.int32),
         offsets.astype(np.uint32),
         np.array([p.frequency_penalty for p in params], np.float32),
         np.array([p.presence_penalty for p in params], np.float32),
         np.array([p.repetition_penalty for p in params], np.float32),
     )
     return [Tensor.from_numpy(array) for array in arrays]
+
+
+def _counts_of(context: TextGenerationContext) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The distinct generated tokens of a request and their counts: those of the prompt have no penalty."""
+    if not has_penalties(context.sampling_params):
+        return _NONE, _NONE
+    # a row of a draft counts the tokens of its request
+    own = getattr(context, "context", context)
+    if not isinstance(own, TextContext):
+        return np.unique(context.generated_tokens, return_counts=True)
+    own.token_counts.follow(own.generated_tokens, own.truncations)
+    return own.token_counts.after(getattr(context, "drafted_tokens", ()))
 
 
 def apply_penalties(logits: TensorValue, penalties: Sequence[TensorValue]) -> TensorValue:

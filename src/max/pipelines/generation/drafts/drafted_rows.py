@@ -34,7 +34,7 @@ class _Row:
     """
 
     def __init__(self, context: TextContext, tokens: Sequence[int], matcher: Any) -> None:
-        self._context = context
+        self.context = context
         self.matcher: Any = matcher
         self.drafted_tokens = tuple(tokens)
         self.generated_tokens = np.append(context.generated_tokens, self.drafted_tokens)
@@ -47,10 +47,10 @@ class _Row:
     def get_min_token_logit_mask(self, num_steps: int) -> list[npt.NDArray[np.int32]]:
         """The tokens that are forbidden before the minimum length."""
         count = len(self.drafted_tokens)
-        return self._context.get_min_token_logit_mask(count + num_steps)[count:]
+        return self.context.get_min_token_logit_mask(count + num_steps)[count:]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
+        return getattr(self.context, name)
 
 
 class DraftedRows:
