@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
 from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.run import Answer, ToolCall
 from max.serve.chat.tools import formats
@@ -84,6 +85,48 @@ def test_calls_of_layouts(number: int, value: str) -> None:
     answer = answer_of(LayoutParser(layout, [TOOL]), f"{head}{arguments}{tail} ok")
     (call,) = answer.tool_calls
     assert call.name == "f" and json.loads(call.arguments) == {"a": text}
+
+
+@pytest.mark.parametrize("after", ["x", " x", "\n" * 9 + "x", "   "])
+@pytest.mark.parametrize("number", range(len(LAYOUTS)))
+def test_marks_that_do_not_end_a_value(number: int, after: str) -> None:
+    """A value may have its own end mark within, with something else behind it than what follows a value."""
+    layout = LAYOUTS[number]
+    if layout.style is not Style.TAGGED or not (layout.tail or layout.section_end):
+        return
+    close = layout.value_end.replace(KEY, "a")
+    parser = LayoutParser(layout, [TOOL])
+    value = f"begin{f'word{close.strip()}{after}' * 300}end"
+    head = layout.section + layout.head.replace(NAME, "f").replace(IDENTIFIER, "x1")
+    tail = layout.tail.replace(IDENTIFIER, "x1") + layout.section_end
+    answer = answer_of(parser, f"{head}{layout.key}a{layout.key_end}{value}{close}{tail} ok")
+    (call,) = answer.tool_calls
+    assert call.name == "f" and json.loads(call.arguments) == {"a": value}
+    assert answer.content.strip() == "ok"
+
+
+def test_an_answer_that_is_only_space_is_decoded_once() -> None:
+    """Whether it begins with reasoning is open until a text comes, also for the temperature of reasoning."""
+    for temperature in (None, 0.5):
+        budget = ReasoningBudget(3, "<think>", "</think>", False, 1, (90, 91), temperature)
+        limit, tokens, decoded = ReasoningLimit(budget), list[int](), 0
+
+        def decode(part: Sequence[int]) -> str:
+            nonlocal decoded
+            decoded += len(part)
+            return "".join({1: " \n", 2: "<thi", 3: "nk>"}.get(token, "word") for token in part)
+
+        for _ in range(1000):
+            tokens.append(1)
+            limit.observe(tokens, decode)
+            assert limit.forced_token(tokens, decode) is None and limit.temperature is None
+        assert decoded <= 2 * len(tokens)
+        limit.rewind(500)
+        del tokens[500:]
+        tokens += [2, 3, 4]
+        limit.observe(tokens, decode)
+        assert limit.temperature == temperature
+        assert limit.forced_token(tokens, decode) == 90
 
 
 @pytest.mark.parametrize("piece", ["word", "    ", "</th"])

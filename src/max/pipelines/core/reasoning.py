@@ -52,6 +52,8 @@ class ReasoningLimit:
         self._closed_at: int | None = None
         # within reasoning; None: it may still begin
         self._thinks: bool | None = True if budget.begun else None
+        self._blank = 0
+        """The number of first tokens that are only space: they are not decoded again."""
 
     def rewind(self, num_generated: int) -> None:
         """Goes back to an earlier state of the answer.
@@ -62,6 +64,7 @@ class ReasoningLimit:
         if self._closed_at is None or num_generated <= self._closed_at:
             self._check_at, self._closed_at = self._first_check, None
         self._thinks = None  # found from the whole text
+        self._blank = min(self._blank, num_generated)
 
     @property
     def sets_temperature(self) -> bool:
@@ -85,7 +88,7 @@ class ReasoningLimit:
         if not self.sets_temperature or self._thinks is False:
             return
         if self._thinks is None:
-            self._thinks = self._reasons(decode(generated_tokens))
+            self._thinks = self._reasons(generated_tokens, decode)
         elif self._budget.end in decode(
             generated_tokens[-len(self._budget.closing_tokens) - _LAST :]
         ):
@@ -121,7 +124,7 @@ class ReasoningLimit:
         if self._closed_at is None:
             if self._check_at is None or count < self._check_at:
                 return None
-            reasons = self._reasons(decode(generated_tokens))
+            reasons = self._reasons(generated_tokens, decode)
             self._check_at = count + 1 if reasons is None else None
             if not reasons:
                 return None
@@ -129,12 +132,16 @@ class ReasoningLimit:
         at = count - self._closed_at
         return closing[at] if at < len(closing) else None
 
-    def _reasons(self, text: str) -> bool | None:
+    def _reasons(
+        self, generated_tokens: Sequence[int], decode: Callable[[Sequence[int]], str]
+    ) -> bool | None:
         """Whether an answer is within reasoning; None: its text may still begin it."""
         budget = self._budget
         if budget.begun:
-            return budget.end not in text
-        text = text.lstrip()
+            return budget.end not in decode(generated_tokens)
+        text = decode(generated_tokens[self._blank :]).lstrip()
+        if not text:
+            self._blank = len(generated_tokens)
         if text.startswith(budget.begin):
             return budget.end not in text
         return None if budget.begin.startswith(text) else False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,9 @@ _MOST_NAME = 256
 _CDATA = ("<![CDATA[", "]]>")
 
 
+_TEXT = re.compile(r"\S")
+
+
 class _Wait(Exception):
     """More text is needed."""
 
@@ -63,7 +67,9 @@ class LayoutParser(CallParser):
         self._keys: list[str] = []
         self._call_end: CallEnd | BareObjectEnd | None = None
         self._read: list[str] = []
-        """The text of the arguments, before the buffer."""
+        """The text of the arguments, or of a value between tags, before the buffer."""
+        self._argument: tuple[str, str] | None = None
+        """The name of the argument whose value is read, and the mark after that name."""
 
     def finish(self, cut: bool = False) -> Sequence[AnswerPart]:
         """The parts that were held back; what has arrived of a mark or of a call's head is dropped.
@@ -199,7 +205,10 @@ class LayoutParser(CallParser):
             self._state = "tail"
 
     def _read_argument(self, parts: list[AnswerPart], last: bool) -> None:
-        """One argument, or the end of the call."""
+        """The name of an argument, its value, or the end of the call."""
+        if self._argument is not None:
+            self._read_value(parts, last, *self._argument)
+            return
         ends = self._tail or self._section_end
         ended = ends and self._match(ends[:1], 0) is not None
         end = None if ended else self._match(self._key, 0)
@@ -208,22 +217,24 @@ class LayoutParser(CallParser):
             parts.append(self._parts.arguments("}" if self._keys else "{}"))
             self._state = "tail"
             return
-        layout = self._layout
         start, close = self._key_marks
         at = self._buffer.find(start, end)
         if at < 0:
             self._await(start)
             return
-        key = self._buffer[end:at].strip()
         stop = self._buffer.find(close, at + len(start)) if close else at + len(start)
         if stop < 0:
             return
-        kind = self._buffer[at : stop + len(close)]
         begin = stop + len(close)
-        finish = self._value_finish(begin, key, last)
+        self._argument = self._buffer[end:at].strip(), self._buffer[at:begin]
+        self._buffer, self._read = self._buffer[begin:], []
+
+    def _read_value(self, parts: list[AnswerPart], last: bool, key: str, kind: str) -> None:
+        """The value of an argument, up to its end if that has come."""
+        finish = self._value_finish(key, last)
         if finish is None:
             return
-        text = self._buffer[begin : finish[0]]
+        text, layout = "".join([*self._read, self._buffer[: finish[0]]]), self._layout
         # the line breaks around a value are part of the marks
         if layout.key_end[len(layout.key_end.rstrip()) :] == "\n":
             text = text.removeprefix("\n")
@@ -236,25 +247,36 @@ class LayoutParser(CallParser):
             self._parts.arguments(f"{begins}{json.dumps(key, ensure_ascii=False)}: {written}")
         )
         self._keys.append(key)
-        self._buffer = self._buffer[finish[1] :]
+        self._argument, self._buffer = None, self._buffer[finish[1] :]
 
-    def _value_finish(self, begin: int, key: str, last: bool) -> tuple[int, int] | None:
+    def _value_finish(self, key: str, last: bool) -> tuple[int, int] | None:
         """Where a value ends, and its mark: at a mark that an argument or the end of the call follows, which any text
-        may be if nothing ends calls."""
+        may be if nothing ends calls. Text up to a mark that ends nothing is moved out of the buffer."""
         mark = self._value_end.replace(KEY, key)
-        at = begin
         followers = [each[0] for each in (self._key, self._tail, self._section_end) if each]
         if not (self._tail or self._section_end):
             followers = [""]
-        after: str | None = None
-        while (at := self._buffer.find(mark, at)) >= 0:
-            end = at + len(mark)
-            after = self._buffer[end:].lstrip()
-            if any(after.startswith(each) for each in followers) or (last and not after):
-                return at, end
-            # the mark is part of the value, or what follows it has not come
-            at = end
-        if after is None or not any(each.startswith(after) for each in followers):
+        at = certain = undecided = 0
+        while (found := self._buffer.find(mark, at)) >= 0:
+            at = found + len(mark)
+            after = _first_text(self._buffer, at)
+            left = len(self._buffer) - after
+            if any(self._buffer.startswith(each, after) for each in followers) or (
+                last and not left
+            ):
+                return found, at
+            if any(
+                left < len(each) and each.startswith(self._buffer[after:]) for each in followers
+            ):
+                # what follows it has not come
+                undecided += 1
+                self._needs_text = undecided == 1 and not left
+            elif not undecided:
+                certain = at
+        if certain:
+            self._read.append(self._buffer[:certain])
+            self._buffer = self._buffer[certain:]
+        if not undecided:
             self._await(mark)
         return None
 
@@ -339,6 +361,12 @@ class LayoutParser(CallParser):
             self._buffer, self._state = self._buffer[at:], "head"
         else:
             self._state = "text"
+
+
+def _first_text(text: str, at: int) -> int:
+    """The place of the first character from a place on that is not space; the length of the text without one."""
+    found = _TEXT.search(text, at)
+    return len(text) if found is None else found.start()
 
 
 def _key_marks(layout: CallLayout) -> tuple[str, str]:
