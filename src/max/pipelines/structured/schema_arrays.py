@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import permutations, zip_longest
-from math import perm
+from itertools import zip_longest
+from math import ceil, floor
 from typing import Any
 
 from max.pipelines.structured.schema_check import misfit
@@ -14,8 +14,11 @@ __all__ = ["different_items", "number_of_values", "with_item", "with_items_of"]
 
 _ITEMS = frozenset(("type", "items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"))
 
-_MOST_LISTS = 120
-"""The maximum number of lists that are written out."""
+_MOST_LISTS = 330
+"""The maximum number of lists that are written out: all of five values."""
+_MOST_INTEGERS = 16
+"""The maximum number of integers between bounds that count as listed."""
+_OTHER_TYPES = ("boolean", "null", "number", "object", "string")
 _MOST_PLACES = 8
 """The maximum number of places where the first item of a kind may stand."""
 
@@ -29,7 +32,30 @@ def _choices(items: Any) -> Sequence[Any] | None:
         return [value for value in items["enum"] if misfit(value, items) is None]
     if "const" in asserted and asserted <= {"const", "type"}:
         return [items["const"]] if misfit(items["const"], items) is None else []
-    return [True, False] if asserted == {"type"} and items["type"] == "boolean" else None
+    kinds = items.get("type")
+    if asserted == {"type"}:
+        listed = kinds if isinstance(kinds, list) else [kinds]
+        values = {"boolean": [True, False], "null": [None]}
+        if all(kind in ("boolean", "null") for kind in listed):
+            return [value for kind in listed for value in values[kind]]
+    return _integers(items) if asserted <= {"type", *_NUMBER_BOUNDS} else None
+
+
+_NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+
+def _integers(items: Mapping[str, Any]) -> Sequence[int] | None:
+    """The integers between two bounds; None if they are many, or draft 4 has flags for bounds."""
+    bounds = [items[name] for name in _NUMBER_BOUNDS if name in items]
+    if items.get("type") != "integer" or any(isinstance(each, bool) for each in bounds):
+        return None
+    lower = [ceil(items["minimum"])] if "minimum" in items else []
+    lower += [floor(items["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in items else []
+    upper = [floor(items["maximum"])] if "maximum" in items else []
+    upper += [ceil(items["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in items else []
+    if not lower or not upper or min(upper) - max(lower) >= _MOST_INTEGERS:
+        return None
+    return range(max(lower), min(upper) + 1)
 
 
 def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -38,20 +64,53 @@ def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     Args:
         schema: The schema, whose items have no references.
     """
-    if set(schema) & ASSERTIONS - {"type", "items", "uniqueItems", "minItems", "maxItems"}:
+    if set(schema) & ASSERTIONS - {
+        "type", "items", "prefixItems", "uniqueItems", "minItems", "maxItems"
+    }:  # fmt: skip
         return None
-    kinds = schema.get("type")
-    values = _choices(schema.get("items"))
-    if kinds != "array" or values is None:
+    kinds = schema.get("type", ["array", *_OTHER_TYPES])
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    prefix, items = schema.get("prefixItems", []), schema.get("items")
+    if "array" not in kinds or isinstance(items, list):
         return None
-    distinct = _distinct(values)
-    least, most = schema.get("minItems", 0), schema.get("maxItems", len(distinct))
+    first = list(map(_choices, prefix))
+    more = [] if items is False else _choices(items)
+    if more is None and schema.get("maxItems", len(prefix) + 1) <= len(prefix):
+        more = []
+    if more is None or None in first:
+        return None
+    if any(len(each or ()) > _MOST_LISTS for each in (*first, more)):
+        return None  # to compare each with each takes long
+    distinct = _distinct([value for each in (*first, more) for value in each or ()])
+    longest = len(distinct) if more else min(len(prefix), len(distinct))
+    least, most = schema.get("minItems", 0), schema.get("maxItems", longest)
     if not isinstance(least, int) or not isinstance(most, int):
         return None
-    lengths = range(least, min(most, len(distinct)) + 1)
-    if not 1 <= sum(perm(len(distinct), length) for length in lengths) <= _MOST_LISTS:
+    choices = [_distinct(each or ()) for each in first] + [_distinct(more)] * longest
+    lists = _lists(choices, least, min(most, longest))
+    if not lists:
         return None
-    return {"enum": [list(each) for length in lengths for each in permutations(distinct, length)]}
+    others = [kind for kind in kinds if kind != "array"]
+    if not others:
+        return {"enum": lists}
+    return {"anyOf": [{"enum": lists}, {"type": others}]}
+
+
+def _lists(choices: Sequence[Sequence[Any]], least: int, most: int) -> list[list[Any]] | None:
+    """Lists of different values, one of the choices of each place; None if they are too many."""
+    found: list[list[Any]] = []
+    level: list[list[Any]] = [[]]
+    for length in range(most + 1):
+        if length:
+            level = [
+                [*head, value] for head in level for value in choices[length - 1]
+                if not any(_same(value, each) for each in head)
+            ]  # fmt: skip
+        if length >= least:
+            found += level
+        if len(level) > _MOST_LISTS or len(found) > _MOST_LISTS:
+            return None
+    return found
 
 
 def number_of_values(items: Any) -> int | None:

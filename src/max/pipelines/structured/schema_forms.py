@@ -211,9 +211,12 @@ class _Writer:
 
     def _different(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Lists of different items, written out or of no more items than there are values; None if neither is known."""
-        items = schema.get("items")
+        items, prefix = schema.get("items"), schema.get("prefixItems")
         if isinstance(items, Mapping):
             schema = {**schema, "items": self._references.resolve(items)}
+        if isinstance(prefix, list):
+            prefix = [self._references.resolve(e) if isinstance(e, Mapping) else e for e in prefix]
+            schema = {**schema, "prefixItems": prefix}
         if (lists := different_items(schema)) is not None:
             return lists
         count = None if "prefixItems" in schema else number_of_values(schema.get("items"))
