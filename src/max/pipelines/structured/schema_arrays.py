@@ -88,12 +88,11 @@ def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     choices = [_distinct(each or ()) for each in first] + [_distinct(more)] * longest
     lists = _lists(choices, least, min(most, longest))
-    if not lists:
-        return None
     others = [kind for kind in kinds if kind != "array"]
-    if not others:
-        return {"enum": lists}
-    return {"anyOf": [{"enum": lists}, {"type": others}]}
+    if lists is None or not (lists or others):
+        return None
+    either = [{"enum": lists}] * bool(lists) + [{"type": others}] * bool(others)
+    return {"anyOf": either} if len(either) > 1 else either[0]
 
 
 def _lists(choices: Sequence[Sequence[Any]], least: int, most: int) -> list[list[Any]] | None:

@@ -63,7 +63,7 @@ class TokenTexts:
         """
         texts = [text_of(token) for token in range(size)]
         lengths = [_plain_length(text) for text in texts]
-        needs = [own or _needed(text) for own, text in zip(lengths, texts, strict=True)]
+        needs = [own or _needs_of(text) for own, text in zip(lengths, texts, strict=True)]
         counts = np.array(lengths, np.int32)
         longest = max((len(text or b"") for text in texts), default=0)
         short = (counts > 0) & (counts <= MOST_CHARACTERS)
@@ -103,7 +103,7 @@ def _plain_length(text: bytes | None) -> int:
         return 0
 
 
-def _needed(text: bytes | None) -> int:
+def _needs_of(text: bytes | None) -> int:
     """The number of characters of a text up to a quote that ends a string, also of those that it only begins."""
     if text is None:
         return 0
