@@ -70,7 +70,7 @@ def test_calls_of_formats(own: formats.ToolFormat, value: str) -> None:
     assert call.name == "f" and json.loads(call.arguments) == arguments
 
 
-@pytest.mark.parametrize("value", ["word", "    ", "({})", "<<"])
+@pytest.mark.parametrize("value", ["", "word", "    ", "({})", "<<"])
 @pytest.mark.parametrize("number", range(len(LAYOUTS)))
 def test_calls_of_layouts(number: int, value: str) -> None:
     layout, text = LAYOUTS[number], value * 500
