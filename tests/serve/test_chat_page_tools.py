@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -209,7 +210,7 @@ def test_servers_that_cannot_be_used(
         closed.url,
     )
     assert answer == "TypeError"
-    assert any("Content Security Policy" in each for each in page.problems())
+    assert any(re.search("Content.Security.Policy", each) for each in page.problems())
     assert json.loads(page.run("return localStorage.getItem('chat.mcp')"))[0]["url"] == closed.url
 
 
