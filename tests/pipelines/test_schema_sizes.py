@@ -243,7 +243,8 @@ def test_conditions_and_alternatives() -> None:
     assert grammar_schema({"oneOf": options}).overlap == "oneOf"
     assert grammar_schema({"required": ["a"], "oneOf": options}).overlap == ""
     empty = {"items": {"enum": []}, "uniqueItems": True}
-    assert grammar_schema(empty).schema["maxItems"] == 0
+    none = jsonschema_rs.validator_for(grammar_schema(empty).schema)
+    assert none.is_valid([]) and not none.is_valid([1])
 
 
 def test_what_else_is_named() -> None:
@@ -265,3 +266,23 @@ def test_lists_of_few_different_items_are_written_out() -> None:
     # a list that is longer than its values fits nothing
     form = grammar_schema({**lists, "minItems": 3, **root})
     assert form.relaxed_keywords == ("uniqueItems",) and form.schema["minItems"] == 3
+
+
+def test_what_is_evaluated_and_what_is_not_different() -> None:
+    assert grammar_schema({"items": 4}).relaxed_keywords == ("items: it is no schema",)
+    lists = {"type": "array", "items": {"enum": [1, 2]}}
+    assert written(lists) == written({**lists, "uniqueItems": False}) == lists
+    for more in (True, {}):
+        form = written({**PART, "unevaluatedProperties": more})
+        assert form == {**PART, "additionalProperties": True}
+    assert written({**PART, "unevaluatedProperties": False})["additionalProperties"] is False
+    both = {**PART, "additionalProperties": TEXT, "unevaluatedProperties": {"type": "x"}}
+    form = grammar_schema(both)
+    assert form.relaxed_keywords == ('unevaluatedProperties: type "x"',)
+    assert form.schema == {**PART, "additionalProperties": TEXT}
+    # conditions say nothing of other properties
+    kind = {"if": {"required": ["a"]}, "then": {"properties": {"b": TEXT}}, "type": "object"}
+    validator = jsonschema_rs.validator_for(written(kind))
+    assert validator.is_valid({"a": 1, "b": "x", "c": 3}) and not validator.is_valid(
+        {"a": 1, "b": 2}
+    )
