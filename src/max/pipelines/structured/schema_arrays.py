@@ -32,7 +32,7 @@ def _choices(items: Any) -> Sequence[Any] | None:
         return [value for value in items["enum"] if misfit(value, items) is None]
     if "const" in asserted and asserted <= {"const", "type"}:
         return [items["const"]] if misfit(items["const"], items) is None else []
-    kinds = items.get("type")
+    kinds: Any = items.get("type")
     if asserted == {"type"}:
         listed = kinds if isinstance(kinds, list) else [kinds]
         values = {"boolean": [True, False], "null": [None]}
