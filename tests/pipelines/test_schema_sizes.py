@@ -286,3 +286,20 @@ def test_what_is_evaluated_and_what_is_not_different() -> None:
     assert validator.is_valid({"a": 1, "b": "x", "c": 3}) and not validator.is_valid(
         {"a": 1, "b": 2}
     )
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "object", "minProperties": 1}, False),
+        ({"type": "object", "minProperties": 2}, True),
+        ({"type": "object", "minProperties": 2, "required": ["a", "b"]}, False),
+        ({"type": "object", "minProperties": 3, "required": ["a", "b"]}, True),
+        ({"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 2}, True),
+        ({"type": "object", "patternProperties": {"^x": {}}, "minProperties": 2}, True),
+    ],
+)
+def test_a_repeated_name_counts_once(schema: dict[str, Any], named: bool) -> None:
+    """A grammar counts names of which one may come again; what is named is not held."""
+    found = grammar_schema(schema).relaxed_keywords
+    assert any("minProperties" in each for each in found) is named, found

@@ -392,6 +392,9 @@ class _Writer:
         properties, required = keywords.get("properties", {}), keywords.get("required", [])
         closed = keywords.get("additionalProperties") is False and not patterns
         least, most = keywords.get("minProperties", 0), keywords.get("maxProperties")
+        if not properties and not closed and least > max(len(required), 1):
+            # a generated name that is not listed may come again, and counts once when it is read
+            self._note(path, "minProperties")
         if not properties or (closed and len(properties) == len(required)):
             return
         keywords.pop("minProperties", None)

@@ -98,7 +98,8 @@ def _with_hints(answer: AnswerGrammar, tools: Sequence[Tool], hints: Sequence[st
                 param=f"tools.{number}.function.parameters",
             )
     unheld = (f"{each.tool}: {each.place}" for each in answer.unheld)
-    return ToolGrammar(answer.text, (*hints, *unheld))
+    # schema and layout may lack the same keyword
+    return ToolGrammar(answer.text, tuple(dict.fromkeys((*hints, *unheld))))
 
 
 def _all_held(
