@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from max.pipelines.structured import grammar
+from max.pipelines.structured import grammar, schema_arrays, schema_check, schema_merging
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.structured.grammar import loose_schema
 from max.pipelines.structured.schema_arrays import different_items
+from max.pipelines.structured.schema_forms import grammar_schema
 from max.pipelines.structured.step_masks import fill, unpack_mask
 from tests.pipelines.test_known_masks import _Delegate
 
@@ -135,3 +136,44 @@ def test_lists_that_are_too_many_are_not_written() -> None:
     assert different_items({**items, "prefixItems": [five]}) is None  # any item may follow
     assert different_items({**items, "prefixItems": [{"type": "string"}], "items": False}) is None
     assert different_items({"type": "string", "uniqueItems": True, "items": five}) is None
+
+
+@pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+@pytest.mark.parametrize(
+    "value", ["a", None, True, [], float("inf"), float("-inf"), float("nan"), 10**400]
+)
+def test_bounds_that_are_no_place_among_integers(keyword: str, value: Any) -> None:
+    items = {"type": "integer", "minimum": 1, "maximum": 3, keyword: value}
+    schema = {"type": "array", "uniqueItems": True, "items": items}
+    # such as 1e999 of a client: what is left of it is held, or named
+    found = grammar_schema(schema)
+    assert found.relaxed_keywords or "enum" in found.schema
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": "string"}])
+def test_long_enumerations_take_linear_time(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of values, keys are made and compared: not each value with each other one."""
+    calls = [0]
+    made = schema_merging.value_key
+
+    def counted(value: Any) -> str:
+        calls[0] += 1
+        return made(value)
+
+    for module in (schema_arrays, schema_check, schema_merging):
+        monkeypatch.setattr(module, "value_key", counted)
+    schema = {
+        "type": "array",
+        "uniqueItems": True,
+        "items": {**kind, "enum": [f"value {number}" for number in range(3000)]},
+    }
+    assert "uniqueItems" in grammar_schema(schema).relaxed_keywords
+    assert 3000 <= calls[0] <= 8 * 3000
+
+
+def test_values_that_are_equal_within_others() -> None:
+    items = {"enum": [[1], [1.0], {"a": 2.0}, {"a": 2}, [True]]}
+    found = different_items({"type": "array", "uniqueItems": True, "items": items})
+    assert found is not None and len(found["enum"]) == 1 + 3 + 6 + 6

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from math import ceil, floor
+from math import ceil, floor, isfinite
 from typing import Any
 
-from max.pipelines.structured.schema_check import misfit
-from max.pipelines.structured.schema_merging import ASSERTIONS, well_formed
+from max.pipelines.structured.schema_check import fitting, misfit
+from max.pipelines.structured.schema_merging import ASSERTIONS, value_key, well_formed
 
 __all__ = ["different_items", "number_of_values", "with_item", "with_items_of"]
 
@@ -29,7 +29,8 @@ def _choices(items: Any) -> Sequence[Any] | None:
         return None
     asserted = set(items) & ASSERTIONS
     if "enum" in asserted and asserted <= {"enum", "type"} and isinstance(items["enum"], list):
-        return [value for value in items["enum"] if misfit(value, items) is None]
+        # a check of the whole schema would look for each value among all
+        return fitting(items["enum"], {"type": items["type"]} if "type" in items else {})
     if "const" in asserted and asserted <= {"const", "type"}:
         return [items["const"]] if misfit(items["const"], items) is None else []
     kinds: Any = items.get("type")
@@ -47,7 +48,7 @@ _NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 def _integers(items: Mapping[str, Any]) -> Sequence[int] | None:
     """The integers between two bounds; None if they are many, or draft 4 has flags for bounds."""
     bounds = [items[name] for name in _NUMBER_BOUNDS if name in items]
-    if items.get("type") != "integer" or any(isinstance(each, bool) for each in bounds):
+    if items.get("type") != "integer" or not all(map(_is_number, bounds)):
         return None
     lower = [ceil(items["minimum"])] if "minimum" in items else []
     lower += [floor(items["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in items else []
@@ -56,6 +57,11 @@ def _integers(items: Mapping[str, Any]) -> Sequence[int] | None:
     if not lower or not upper or min(upper) - max(lower) >= _MOST_INTEGERS:
         return None
     return range(max(lower), min(upper) + 1)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that has a place among the integers."""
+    return type(value) is int or (type(value) is float and isfinite(value))
 
 
 def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -79,8 +85,6 @@ def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
         more = []
     if more is None or None in first:
         return None
-    if any(len(each or ()) > _MOST_LISTS for each in (*first, more)):
-        return None  # to compare each with each takes long
     distinct = _distinct([value for each in (*first, more) for value in each or ()])
     longest = len(distinct) if more else min(len(prefix), len(distinct))
     least, most = schema.get("minItems", 0), schema.get("maxItems", longest)
@@ -95,18 +99,20 @@ def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"anyOf": either} if len(either) > 1 else either[0]
 
 
-def _lists(choices: Sequence[Sequence[Any]], least: int, most: int) -> list[list[Any]] | None:
+def _lists(choices: Sequence[Mapping[str, Any]], least: int, most: int) -> list[list[Any]] | None:
     """Lists of different values, one of the choices of each place; None if they are too many."""
     found: list[list[Any]] = []
-    level: list[list[Any]] = [[]]
+    level: list[dict[str, Any]] = [{}]
     for length in range(most + 1):
         if length:
+            # a list bars as many values as it has
+            if len(level) * (len(choices[length - 1]) - length + 1) > _MOST_LISTS:
+                return None
             level = [
-                [*head, value] for head in level for value in choices[length - 1]
-                if not any(_same(value, each) for each in head)
+                {**head, key: value} for head in level for key, value in choices[length - 1].items() if key not in head
             ]  # fmt: skip
         if length >= least:
-            found += level
+            found += [list(each.values()) for each in level]
         if len(level) > _MOST_LISTS or len(found) > _MOST_LISTS:
             return None
     return found
@@ -123,12 +129,12 @@ def number_of_values(items: Any) -> int | None:
     return None if values is None else len(_distinct(values))
 
 
-def _distinct(values: Sequence[Any]) -> list[Any]:
-    distinct: list[Any] = []
+def _distinct(values: Sequence[Any]) -> dict[str, Any]:
+    """The values by a key that those share which are equal in JSON."""
+    found: dict[str, Any] = {}
     for value in values:
-        if not any(_same(value, each) for each in distinct):
-            distinct.append(value)
-    return distinct
+        found.setdefault(value_key(value), value)
+    return found
 
 
 def with_item(schema: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -194,8 +200,3 @@ def with_items_of(schema: Mapping[str, Any], target: Any) -> dict[str, Any] | No
         pairs = zip_longest(other["prefixItems"], schema["prefixItems"], fillvalue=True)
         made["prefixItems"] = [{"allOf": list(pair)} for pair in pairs]
     return made
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal in JSON, where 1 is 1.0, but not true."""
-    return isinstance(one, bool) is isinstance(other, bool) and one == other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max.pipelines.structured.schema_merging import value_key, well_formed
@@ -32,6 +32,20 @@ def misfit(value: Any, schema: Mapping[str, Any]) -> str | None:
         return _Checker(schema).misfit(value, schema, (), 0)
     except RecursionError:
         return None
+
+
+def fitting(values: Sequence[Any], schema: Mapping[str, Any]) -> list[Any]:
+    """The values that fit a schema, as far as is known.
+
+    Args:
+        values: The values.
+        schema: The schema.
+    """
+    checker = _Checker(schema)
+    try:
+        return [value for value in values if checker.misfit(value, schema, (), 0) is None]
+    except RecursionError:
+        return list(values)
 
 
 class _Checker:

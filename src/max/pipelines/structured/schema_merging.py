@@ -206,9 +206,18 @@ def value_key(value: Any) -> str:
     Args:
         value: The value.
     """
+    return json.dumps(_with_integers(value), sort_keys=True)
+
+
+def _with_integers(value: Any) -> Any:
+    """A value with integers for whole floats, which are equal in JSON."""
     if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
+        return int(value)
+    if isinstance(value, list):
+        return [_with_integers(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _with_integers(each) for name, each in value.items()}
+    return value
 
 
 def both_schemas(one: Any, other: Any) -> Any:

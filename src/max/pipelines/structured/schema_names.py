@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from max.pipelines.structured.pattern_automata import unlike_pattern, without_ahead
-from max.pipelines.structured.schema_check import misfit
+from max.pipelines.structured.schema_check import fitting
 from max.pipelines.structured.schema_merging import ASSERTIONS, well_formed
 from max.pipelines.structured.schema_references import References
 from max.pipelines.structured.validation import is_regex, kept_results
@@ -47,7 +47,7 @@ def listed_texts(schema: Mapping[str, Any]) -> list[str] | None:
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if not isinstance(values, list):
         return None
-    return [each for each in values if isinstance(each, str) and misfit(each, schema) is None]
+    return fitting([each for each in values if isinstance(each, str)], schema)
 
 
 def name_pattern(names: Any, references: References, depth: int = 0) -> str | None:
