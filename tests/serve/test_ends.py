@@ -133,8 +133,9 @@ def test_a_signal_while_the_model_loads(command, monkeypatch, capfd) -> None:
 
 
 def test_a_signal_that_stops_a_server_is_named(
-    start_server: Callable[..., RunningServer], tmp_path: Path
+    start_server: Callable[..., RunningServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             continue  # as under nohup, where the server goes on, too
@@ -143,6 +144,8 @@ def test_a_signal_that_stops_a_server_is_named(
         assert server.process.wait(300) == 0
         server.stop()
         assert server.lines[-1] == f"Server stops: {number.name}\n"
+        # nobody waits for an answer that no model gives
+        assert f"{tmp_path} has no models yet; `max pull" in server.output
 
 
 OPEN_ENDS = (

@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(start_server: Callable[..., RunningServer], folder: Path) -> Iterator[ollama.Client]:
     server = start_server("--models-dir", str(folder), "--max-length", "256").wait_ready()
+    assert "no models yet" not in server.output
     client = ollama.Client(server.url, timeout=300)
     yield client
     client._client.close()

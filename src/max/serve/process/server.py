@@ -201,6 +201,8 @@ async def _serve(
             # after the load: what it has made stays for good
             keep_garbage()
             say(f"Server ready on {_address(settings, listener)} (Press CTRL+C to quit)")
+            if store is not None and not await asyncio.to_thread(store.models):
+                say(f"{store.root} has no models yet; `max pull qwen3:0.6b` gets one meanwhile")
             with _logged_load(settings, pool):
                 await until_stopped(serving, stop)
                 assert stop.number is not None
