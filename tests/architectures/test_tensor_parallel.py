@@ -240,7 +240,7 @@ def tokens_of(folder: Path, prompts: list[list[int]], **options: Any) -> list[li
     outputs = [list(output.tokens) for output in pipeline.generate(requests)]
     manager = pipeline.kv_managers[0]
     count = len(config.model_config.devices)
-    expected = [[CPU(i) for i in range(1, count)]] * len(manager.pages.pools) if count > 1 else []
+    expected = [[CPU(i) for i in range(1, count)]] * len(manager.pages.pools)
     assert [[blocks.device for blocks in group] for group in manager.other_blocks] == expected
     # the logits of a split model are on its first device, which samples
     assert [replica._device for replica in pipeline.replicas] == [CPU(0)]

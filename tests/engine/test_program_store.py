@@ -118,8 +118,8 @@ VALUES: dict[str, list[Any]] = {
     "MAX_DEBUG_NANS": [False, True], "MAX_EAGER_PACKED_SIZE": [0, 1], "MAX_GUARD": [False, True],
     "MAX_INTERPRET": [False, True], "MAX_KERNEL_CHECK": [0, 1, 2], "MAX_LOG_LEVEL": ["error", "info"],
     "MAX_MODELS_DIR": ["/a", "/b"], "MAX_NUM_THREADS": [1, 2], "MAX_PARKING": ["portable", "auto"],
-    "MAX_PROFILE": [False, True], "MAX_RUN_ALONE": [False, True], "MAX_TRACEBACK": ["short", "full"],
-    "MAX_WINOGRAD": [False, True], "MODULAR_DEBUG": ["", "op-log-level=info"],
+    "MAX_PROFILE": [False, True], "MAX_RUN_ALONE": [False, True], "MAX_STEP_LOG": ["/a", "/b"],
+    "MAX_TRACEBACK": ["short", "full"], "MAX_WINOGRAD": [False, True], "MODULAR_DEBUG": ["", "op-log-level=info"],
     "MAX_CACHE_DIR": ["/a", "/b"], "MAX_CACHE_SIZE": [1, 2], "MAX_WEIGHT_CACHE_SIZE": [1, 2],
     # programs of this process only
     "MAX_DUMP": [["program"]], "MAX_KERNEL_INTERPRET": [True],

@@ -106,7 +106,7 @@ def test_masks_that_come_too_late(
     real = step_masks.fill
 
     def slowly(matcher: Any, line: Any) -> None:
-        time.sleep(0.01)
+        time.sleep(0.04)  # longer than a step on a busy machine
         real(matcher, line)
 
     monkeypatch.setattr(step_masks, "fill", slowly)

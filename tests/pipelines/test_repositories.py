@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from max.graph.weights import WeightsFormat
-from max.pipelines.checkpoints import hub
+from max.pipelines.checkpoints import hub, hub_calls
 from max.pipelines.checkpoints.encodings import SupportedEncoding as Encoding
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType, looks_local
 from max.pipelines.core import ModelFilesError
@@ -169,7 +169,7 @@ def test_encodings_on_the_hub(key: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_files_are_downloaded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=60)
-    monkeypatch.setattr(hub, "call_hub", lambda *given: Path(str(both.wait() >= 0)))
+    monkeypatch.setattr(hub_calls, "call_hub", lambda *given: Path(str(both.wait() >= 0)))
     assert hub.download_weight_files("org/absent-model", ["a", "b"]) == [Path("True")] * 2
     assert hub.download_weight_files("org/absent-model", []) == []
     (tmp_path / "a").write_text("")

@@ -15,7 +15,17 @@ BASE = {
     "documents": ["a"], "text_1": "a", "text_2": "a", "tokens": [1], "input_prefix": "a", "input_suffix": "b",
     "max_tokens": 1,
 }  # fmt: skip
-"""A request of any route; fields that a route does not know are ignored."""
+"""A request of any route, but for the fields that some refuse."""
+REFUSED = {
+    "/v1/chat/completions": ("prompt", "input"),
+    "/v1/completions": ("messages", "input"),
+    "/v1/responses": ("prompt", "messages", "max_tokens"),
+    "/v1/messages": ("prompt", "input"),
+    "/api/chat": ("prompt", "input"),
+    "/api/generate": ("messages", "input"),
+    "/infill": ("messages", "input", "max_tokens"),
+}
+"""Fields of other routes that are an error on a route."""
 
 
 def repeated(item: str, size: int, brackets: str = "[]") -> str:
@@ -119,7 +129,8 @@ def field_names() -> list[str]:
 
 def body(rng: random.Random, path: str, field: str, value: str) -> bytes:
     """A body of a route with one hostile field, sometimes twice, or with a byte order mark."""
-    base = {name: entry for name, entry in BASE.items() if name != field}
+    refused = REFUSED.get(path, ())
+    base = {name: entry for name, entry in BASE.items() if name != field and name not in refused}
     # elsewhere they are passages for the chat template, or an error
     if not path.endswith("/rerank"):
         base.pop("documents", None)

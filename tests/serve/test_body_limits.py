@@ -33,7 +33,7 @@ from max.serve.requests import generation
 from max.serve.worker.client import EngineState, EngineUnavailableError
 from max.serve.worker.config import served_config
 from tests.serve.conftest import TINY
-from tests.serve.hostile_bodies import VALUES, body, drawn
+from tests.serve.hostile_bodies import REFUSED, VALUES, body, drawn
 from tests.serve.stretches import Stretches, measured
 
 STEP_S = 0.05
@@ -234,6 +234,14 @@ def test_bodies_at_the_limits(
     apps: list[Any], monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, str, int, str]
 ) -> None:
     check_case(apps, monkeypatch, case, most=700_000)
+
+
+@pytest.mark.parametrize("path", [path for path in REFUSED if path != "/infill"])
+def test_bodies_that_are_not_hostile_are_taken(apps: list[Any], path: str) -> None:
+    """Else a hostile field would be in a request that another one ends. The application has no worker."""
+    sent = body(random.Random(1), path, "model", '"tiny"')
+    answer = asyncio.run(send_beside_health(apps[0], "POST", path, sent))
+    assert answer[0] == 503 and b"there is no worker" in answer[1], answer[1][:500]
 
 
 @pytest.mark.long

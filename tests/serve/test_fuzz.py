@@ -264,7 +264,7 @@ def test_fields_and_routes_that_do_not_exist(http: httpx.Client) -> None:
     answer = http.post("/v1/chat/completion", json={})
     assert answer.status_code == 404
     assert "did you mean '/v1/chat/completions'?" in answer.json()["error"]["message"]
-    answer = http.get("/v1/chat/completions")
+    answer = http.get("/v1/completions")
     assert answer.status_code == 405
     assert answer.json()["error"]["message"].endswith("does not take GET; it takes POST")
     answer = http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
