@@ -266,3 +266,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert found[0] == pytest.approx(found[1], rel=0.05)
     with pytest.raises(Exception, match="is no file, nor numbers"):
         cli.main([*common, "--costs", str(tmp_path / "absent")], standalone_mode=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_part_costs_less_than_nothing(seed: int) -> None:
+    """Of noisy steps, a free fit takes parts away from each other."""
+    parts = MeasuredCosts(list(known_steps(200, noise=1.0, seed=seed))).parts_ms()
+    rows = parts.pop("decoding_step")
+    assert min(parts.values()) >= 0 and min(rows.values()) >= 0, parts
