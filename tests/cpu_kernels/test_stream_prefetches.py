@@ -115,7 +115,7 @@ def rows_of(loop: list[str], dtype: DType, encoding: str) -> int:
     ],
 )
 def test_zen4_prefetches_for_five_rows_and_more(dtype: DType, encoding: str, lines: int) -> None:
-    """Loops over a panel by their rows: each has a product of each row, none of rows that are not there."""
+    """Loops over a panel by their rows: each has one product a row, and none for padding."""
     found: dict[int, list[int]] = {}
     for loop in loops_of(dtype, encoding, "znver4"):
         near = sum("prefetcht0" in line for line in loop)
