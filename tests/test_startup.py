@@ -314,10 +314,7 @@ def test_a_second_start_compiles_and_measures_nothing(
               "max.pipelines.gguf.metadata", "max.pipelines.gguf.reader", "max.pipelines.gguf.tensor_names",
               "max.pipelines.checkpoints.quantized_formats", "max.nn.moe",
               "max.nn.attention.multi_latent_attention",
-              "max.graph.weights._gguf_file", "max.graph.weights._torch", "max.graph.ops.images",
-              "max.interfaces.audio_generation", "max.interfaces.embeddings", "max.interfaces.lora",
-              "max.nn.kernels.adapters", "max.nn.kernels.experts", "max.nn.kernels.float8", "max.nn.kernels.latents",
-              "max.pipelines.core.speech_context", "max.pipelines.checkpoints.hub_calls",
+              "max.pipelines.checkpoints.hub_calls",
               "max._backends.cpu.kernels.products.int8.gemm", "max._backends.cpu.kernels.products.quantized.gemm",
               "max._backends.cpu.kernels.convolution", "max._backends.cpu.passes.int8_filters",
               "max._backends.cpu.passes.packed_filters", "max._backends.cpu.passes.winograd_ops")  # fmt: skip
@@ -326,8 +323,8 @@ def test_a_second_start_compiles_and_measures_nothing(
     assert {name.rpartition(".")[2] for name in blocks} == {
         "attention", "block", "feed_forward", "mixer", "norms", "rope",
     }  # fmt: skip
-    # 566 and 346 with Python 3.11
-    assert len(own({*first["imported"]})) <= 569 and len(own({*second["imported"]})) <= 350
+    # 589 and 370 with Python 3.11
+    assert len(own({*first["imported"]})) <= 595 and len(own({*second["imported"]})) <= 376
 
 
 def instructions(text: str) -> int:
@@ -416,3 +413,25 @@ def test_loading_takes_the_memory_of_the_weights(tmp_path_factory, encoding, wid
     # packed weights are mapped, and read by steps: a load reads the table of embeddings where it is to be converted
     mapped = int(python(*arguments, "4096")[-1])
     assert mapped < 2 * table + (32 << 20) and mapped < 0.8 * peak, (mapped, peak)
+
+
+FACES = """
+import importlib, json
+documented = {
+    "max.graph.ops": "InterpolationMode assert_same_device",
+    "max.graph.weights": "GGUFWeights PytorchWeights SafetensorWeights",
+    "max.interfaces": "", "max.nn.kernels": "",
+    "max.pipelines.core": "TTSContext validate_image_shape_5d validate_only_one_image",
+}
+found = {}
+for name, names in documented.items():
+    module = importlib.import_module(name)
+    found[name] = sorted({*(names.split() or module.__all__)} - {*vars(module)})
+print(json.dumps(found))
+"""
+
+
+def test_documented_names_are_seen_without_use() -> None:
+    """By ``inspect.getattr_static``, with which tools look at a module: what a face loads late is hidden from them."""
+    missing = json.loads(python(FACES)[-1])
+    assert len(missing) == 5 and not any(missing.values()), missing

@@ -6,15 +6,34 @@ one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from max._names import lazy_names
+from max.interfaces.audio_generation import (
+    AudioGenerationContextType,
+    AudioGenerationInputs,
+    AudioGenerationMetadata,
+    AudioGenerationOutput,
+    AudioGenerationRequest,
+)
 from max.interfaces.context import BaseContext, BaseContextType, GenerationStatus
+from max.interfaces.embeddings import (
+    EmbeddingsContext,
+    EmbeddingsGenerationInputs,
+    EmbeddingsGenerationOutput,
+)
 from max.interfaces.logit_processors import (
     BatchLogitsProcessor,
     BatchProcessorInputs,
     LogitsProcessor,
     ProcessorInputs,
+)
+from max.interfaces.lora import (
+    LORA_REQUEST_ENDPOINT,
+    LORA_RESPONSE_ENDPOINT,
+    LoRAOperation,
+    LoRARequest,
+    LoRAResponse,
+    LoRAStatus,
+    LoRAType,
 )
 from max.interfaces.msgpack_numpy import (
     SharedMemoryArray,
@@ -56,39 +75,6 @@ from max.interfaces.text_generation import (
     VLMTextGenerationContext,
 )
 from max.interfaces.tokenizer import PipelineTokenizer, TokenizerEncoded, UnboundContextType
-
-if TYPE_CHECKING:
-    from max.interfaces.audio_generation import (
-        AudioGenerationContextType,
-        AudioGenerationInputs,
-        AudioGenerationMetadata,
-        AudioGenerationOutput,
-        AudioGenerationRequest,
-    )
-    from max.interfaces.embeddings import (
-        EmbeddingsContext,
-        EmbeddingsGenerationInputs,
-        EmbeddingsGenerationOutput,
-    )
-    from max.interfaces.lora import (
-        LORA_REQUEST_ENDPOINT,
-        LORA_RESPONSE_ENDPOINT,
-        LoRAOperation,
-        LoRARequest,
-        LoRAResponse,
-        LoRAStatus,
-        LoRAType,
-    )
-
-_MODULES = {
-    "max.interfaces.audio_generation": "AudioGenerationContextType AudioGenerationInputs AudioGenerationMetadata "
-    "AudioGenerationOutput AudioGenerationRequest",
-    "max.interfaces.embeddings": "EmbeddingsContext EmbeddingsGenerationInputs EmbeddingsGenerationOutput",
-    "max.interfaces.lora": "LORA_REQUEST_ENDPOINT LORA_RESPONSE_ENDPOINT LoRAOperation LoRARequest "
-    "LoRAResponse LoRAStatus LoRAType",
-}
-"""The names of tasks other than text, which are loaded when they are used, by module."""
-_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "AudioGenerationContextType",
@@ -155,8 +141,4 @@ __all__ = [
     "msgpack_numpy_encoder",
 ]
 
-__getattr__ = lazy_names(__name__, _WHERE)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = lazy_names(__name__)

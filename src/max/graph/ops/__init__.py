@@ -13,6 +13,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from max._names import lazy_names
+from max.graph.ops.devices.same_device import assert_same_device
+from max.graph.ops.images.interpolation import InterpolationMode
 from max.graph.type import DeviceRef, TensorType
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from max.graph.ops.creation.window import band_part, hann_window
     from max.graph.ops.devices.collectives import allgather
     from max.graph.ops.devices.launches import (
-        assert_same_device,
         parallel,
         shard_and_stack,
         side_stream,
@@ -86,7 +87,7 @@ if TYPE_CHECKING:
     from max.graph.ops.images.detection import non_maximum_suppression, roi_align
     from max.graph.ops.images.pooling import avg_pool2d, max_pool2d
     from max.graph.ops.images.resample import resize_bicubic, resize_linear, resize_nearest
-    from max.graph.ops.images.resize import InterpolationMode, fold, resize
+    from max.graph.ops.images.resize import fold, resize
     from max.graph.ops.movement.broadcast import broadcast_to
     from max.graph.ops.movement.concat import chunk, concat, pad, split, stack
     from max.graph.ops.movement.gather import (
@@ -149,7 +150,7 @@ _MODULES = {
     "max.graph.ops.creation.range": "range",
     "max.graph.ops.creation.window": "band_part hann_window",
     "max.graph.ops.devices.collectives": "allgather",
-    "max.graph.ops.devices.launches": "assert_same_device parallel shard_and_stack side_stream transfer_to",
+    "max.graph.ops.devices.launches": "parallel shard_and_stack side_stream transfer_to",
     "max.graph.ops.elementwise": "abs acos add atanh cast ceil cos div equal erf exp floor floor_div gelu "
     "greater greater_equal is_inf is_nan log log1p logical_and logical_not "
     "logical_or logical_xor mod mul negate not_equal pow relu round rsqrt "
@@ -157,7 +158,7 @@ _MODULES = {
     "max.graph.ops.images.detection": "non_maximum_suppression roi_align",
     "max.graph.ops.images.pooling": "avg_pool2d max_pool2d",
     "max.graph.ops.images.resample": "resize_bicubic resize_linear resize_nearest",
-    "max.graph.ops.images.resize": "InterpolationMode fold resize",
+    "max.graph.ops.images.resize": "fold resize",
     "max.graph.ops.movement.broadcast": "broadcast_to",
     "max.graph.ops.movement.concat": "chunk concat pad split stack",
     "max.graph.ops.movement.gather": "gather gather_nd scatter scatter_add scatter_max scatter_min "

@@ -14,17 +14,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from max._names import lazy_names
+from max.graph.weights._gguf import GGUFWeights
+from max.graph.weights._pytorch import PytorchWeights
+from max.graph.weights._safetensors import SafetensorWeights
 
 if TYPE_CHECKING:
     from max.graph.weights._deferred_cast import LaterCast
     from max.graph.weights._format import WeightsFormat, weights_format
-    from max.graph.weights._gguf import GGUFWeights
     from max.graph.weights._gguf_file import GGUF_TYPE_NUMBERS, GGUFFile, GGUFTensor, open_gguf
     from max.graph.weights._gguf_parts import first_parts, gguf_parts, gguf_stem
     from max.graph.weights._hierarchical import Weights
     from max.graph.weights._load import load_weights
-    from max.graph.weights._pytorch import PytorchWeights
-    from max.graph.weights._safetensors import SafetensorWeights
     from max.graph.weights._safetensors_file import SafetensorsFile, WeightsFileError
     from max.graph.weights._torch_file import TorchFile
     from max.graph.weights._weight_data import WeightData, WeightsAdapter
@@ -32,13 +32,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "max.graph.weights._deferred_cast": "LaterCast",
     "max.graph.weights._format": "WeightsFormat weights_format",
-    "max.graph.weights._gguf": "GGUFWeights",
     "max.graph.weights._gguf_file": "GGUFFile GGUFTensor GGUF_TYPE_NUMBERS open_gguf",
     "max.graph.weights._gguf_parts": "first_parts gguf_parts gguf_stem",
     "max.graph.weights._hierarchical": "Weights",
     "max.graph.weights._load": "load_weights",
-    "max.graph.weights._pytorch": "PytorchWeights",
-    "max.graph.weights._safetensors": "SafetensorWeights",
     "max.graph.weights._safetensors_file": "SafetensorsFile WeightsFileError",
     "max.graph.weights._torch_file": "TorchFile",
     "max.graph.weights._weight_data": "WeightData WeightsAdapter",

@@ -7,91 +7,62 @@ it. New keys and values are written after the cached ones; the number of cached 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from max._names import lazy_names
-
-if TYPE_CHECKING:
-    from max.nn.kernels.adapters import sgmv_kernel, sgmv_lora_kernel, sgmv_qkv_lora_kernel
-    from max.nn.kernels.attention import (
-        cross_attention_ragged,
-        flash_attention_gpu,
-        flash_attention_ragged,
-        flash_attention_ragged_gpu,
-    )
-    from max.nn.kernels.cache import (
-        k_cache_to_buffer,
-        kv_cache_get_max_seq_len,
-        kv_cache_ragged_radd,
-        store_kv_cache_ragged,
-    )
-    from max.nn.kernels.experts import (
-        grouped_dynamic_scaled_fp8_matmul,
-        grouped_matmul_ragged,
-        moe_create_indices,
-    )
-    from max.nn.kernels.float8 import (
-        batched_dynamic_scaled_fp8_matmul,
-        batched_quantize_dynamic_scaled_float8,
-        convert_weights_to_fp8_fnuz_if_needed,
-        dynamic_scaled_matmul,
-        matmul_static_scaled_float8,
-        needs_fp8_fnuz_conversion,
-        normalize_e4m3fn_to_e4m3fnuz,
-        quantize_dynamic_scaled_float8,
-        quantize_static_scaled_float8,
-    )
-    from max.nn.kernels.indexing import scatter_set_constant
-    from max.nn.kernels.latents import (
-        flare_mla_decode_ragged,
-        flare_mla_decompress_k_cache,
-        flare_mla_prefill_plan,
-        flare_mla_prefill_ragged,
-    )
-    from max.nn.kernels.norms import rms_norm_key_cache
-    from max.nn.kernels.products import swish_glu
-    from max.nn.kernels.projections import (
-        fused_qkv_ragged_matmul,
-        fused_qkv_ragged_matmul_quantized,
-        fused_qkv_ragged_matmul_scaled_float8,
-        matmul_k_cache_ragged,
-        matmul_k_cache_ragged_scaled_float8,
-        matmul_kv_cache_ragged,
-        unfused_qkv_ragged_matmul_gguf_quantized,
-    )
-    from max.nn.kernels.ragged import merge_ragged_tensors
-    from max.nn.kernels.rope import fused_qk_ragged_rope
-    from max.nn.kernels.rope import rotate_ragged as rotate_ragged
-    from max.nn.kernels.sampling import (
-        apply_penalties_to_logits,
-        topk_fused_sampling,
-        update_frequency_data,
-    )
-
-_MODULES = {
-    "adapters": "sgmv_kernel sgmv_lora_kernel sgmv_qkv_lora_kernel",
-    "attention": "cross_attention_ragged flash_attention_gpu flash_attention_ragged flash_attention_ragged_gpu",
-    "cache": "k_cache_to_buffer kv_cache_get_max_seq_len kv_cache_ragged_radd store_kv_cache_ragged",
-    "experts": "grouped_dynamic_scaled_fp8_matmul grouped_matmul_ragged moe_create_indices",
-    "float8": "batched_dynamic_scaled_fp8_matmul batched_quantize_dynamic_scaled_float8 "
-    "convert_weights_to_fp8_fnuz_if_needed dynamic_scaled_matmul matmul_static_scaled_float8 "
-    "needs_fp8_fnuz_conversion normalize_e4m3fn_to_e4m3fnuz quantize_dynamic_scaled_float8 "
-    "quantize_static_scaled_float8",
-    "indexing": "scatter_set_constant",
-    "latents": "flare_mla_decode_ragged flare_mla_decompress_k_cache flare_mla_prefill_plan flare_mla_prefill_ragged",
-    "norms": "rms_norm_key_cache",
-    "products": "swish_glu",
-    "projections": "fused_qkv_ragged_matmul fused_qkv_ragged_matmul_quantized fused_qkv_ragged_matmul_scaled_float8 "
-    "matmul_k_cache_ragged matmul_k_cache_ragged_scaled_float8 matmul_kv_cache_ragged "
-    "unfused_qkv_ragged_matmul_gguf_quantized",
-    "ragged": "merge_ragged_tensors",
-    "rope": "fused_qk_ragged_rope rotate_ragged",
-    "sampling": "apply_penalties_to_logits topk_fused_sampling update_frequency_data",
-}
-"""The names of each module."""
-_WHERE = {
-    name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()
-}
+from max.nn.kernels.adapters import sgmv_kernel, sgmv_lora_kernel, sgmv_qkv_lora_kernel
+from max.nn.kernels.attention import (
+    cross_attention_ragged,
+    flash_attention_gpu,
+    flash_attention_ragged,
+    flash_attention_ragged_gpu,
+)
+from max.nn.kernels.cache import (
+    k_cache_to_buffer,
+    kv_cache_get_max_seq_len,
+    kv_cache_ragged_radd,
+    store_kv_cache_ragged,
+)
+from max.nn.kernels.experts import (
+    grouped_dynamic_scaled_fp8_matmul,
+    grouped_matmul_ragged,
+    moe_create_indices,
+)
+from max.nn.kernels.float8 import (
+    batched_dynamic_scaled_fp8_matmul,
+    batched_quantize_dynamic_scaled_float8,
+    convert_weights_to_fp8_fnuz_if_needed,
+    dynamic_scaled_matmul,
+    matmul_static_scaled_float8,
+    needs_fp8_fnuz_conversion,
+    normalize_e4m3fn_to_e4m3fnuz,
+    quantize_dynamic_scaled_float8,
+    quantize_static_scaled_float8,
+)
+from max.nn.kernels.indexing import scatter_set_constant
+from max.nn.kernels.latents import (
+    flare_mla_decode_ragged,
+    flare_mla_decompress_k_cache,
+    flare_mla_prefill_plan,
+    flare_mla_prefill_ragged,
+)
+from max.nn.kernels.norms import rms_norm_key_cache
+from max.nn.kernels.products import swish_glu
+from max.nn.kernels.projections import (
+    fused_qkv_ragged_matmul,
+    fused_qkv_ragged_matmul_quantized,
+    fused_qkv_ragged_matmul_scaled_float8,
+    matmul_k_cache_ragged,
+    matmul_k_cache_ragged_scaled_float8,
+    matmul_kv_cache_ragged,
+    unfused_qkv_ragged_matmul_gguf_quantized,
+)
+from max.nn.kernels.ragged import merge_ragged_tensors
+from max.nn.kernels.rope import fused_qk_ragged_rope
+from max.nn.kernels.rope import rotate_ragged as rotate_ragged
+from max.nn.kernels.sampling import (
+    apply_penalties_to_logits,
+    topk_fused_sampling,
+    update_frequency_data,
+)
 
 __all__ = [
     "apply_penalties_to_logits",
@@ -138,8 +109,4 @@ __all__ = [
     "update_frequency_data",
 ]
 
-__getattr__ = lazy_names(__name__, _WHERE, submodules=True)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = lazy_names(__name__)

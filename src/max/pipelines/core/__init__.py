@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from max._names import lazy_names
+from max.pipelines.core.speech_context import TTSContext
+from max.pipelines.core.validation import (
+    validate_aspect_ratio_args,
+    validate_image_grid_thw_args,
+    validate_image_shape_5d,
+    validate_initial_prompt_has_image,
+    validate_only_one_image,
+    validate_requires_vision_context,
+    validate_vision_position_ids,
+)
 
 if TYPE_CHECKING:
     from max.pipelines.core.exceptions import ConfigError, InputError, ModelFilesError, UserError
-    from max.pipelines.core.speech_context import TTSContext
     from max.pipelines.core.text_context import TextContext
-    from max.pipelines.core.validation import (
-        validate_aspect_ratio_args,
-        validate_image_grid_thw_args,
-        validate_image_shape_5d,
-        validate_initial_prompt_has_image,
-        validate_only_one_image,
-        validate_requires_vision_context,
-        validate_vision_position_ids,
-    )
     from max.pipelines.core.vision_context import TextAndVisionContext
 
 __all__ = [
@@ -39,17 +39,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "speech_context": ("TTSContext",),
     "text_context": ("TextContext",),
-    "validation": (
-        "validate_aspect_ratio_args",
-        "validate_image_grid_thw_args",
-        "validate_image_shape_5d",
-        "validate_initial_prompt_has_image",
-        "validate_only_one_image",
-        "validate_requires_vision_context",
-        "validate_vision_position_ids",
-    ),
     "vision_context": ("TextAndVisionContext",),
     "exceptions": (
         "ConfigError",

@@ -1,4 +1,4 @@
-"""Ops for several devices: transfers, checks, one function for each device, on a stream of its own, shards of weights.
+"""Ops for several devices: transfers, one function for each device, on a stream of its own, shards of weights.
 
 Functions stage the same ops once for each device, in order.
 """
@@ -29,32 +29,7 @@ from max.graph.value import (
     _ChainValue,
 )
 
-__all__ = [
-    "assert_same_device",
-    "check_stream",
-    "parallel",
-    "shard_and_stack",
-    "side_stream",
-    "transfer_to",
-]
-
-
-def assert_same_device(
-    *values: TensorValue | BufferValue, **named_values: TensorValue | BufferValue
-) -> None:
-    """Checks that all values are on one device.
-
-    Args:
-        values: The values.
-        named_values: Further values, with names for the error message.
-
-    Raises:
-        ValueError: The values are on different devices.
-    """
-    named = {f"value {i}": v for i, v in enumerate(values)} | named_values
-    if len({v.device for v in named.values()}) > 1:
-        where = ", ".join(f"{name} on {v.device}" for name, v in named.items())
-        raise ValueError(f"the values are on different devices: {where}")
+__all__ = ["check_stream", "parallel", "shard_and_stack", "side_stream", "transfer_to"]
 
 
 def parallel(

@@ -16,7 +16,8 @@ from max.graph.dim import Dim, DimLike
 from max.graph.ops.creation.range import range as sequence
 from max.graph.ops.elementwise.binary import add, div, floor_div, maximum, minimum, mul, sub
 from max.graph.ops.elementwise.unary import abs, cast, negate
-from max.graph.ops.images.resize import InterpolationMode, resize
+from max.graph.ops.images.interpolation import InterpolationMode
+from max.graph.ops.images.resize import resize
 from max.graph.ops.movement.gather import gather
 from max.graph.ops.movement.shape import reshape, transpose
 from max.graph.ops.products.matmul import matmul

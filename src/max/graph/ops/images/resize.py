@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 
 from max import mlir
 from max.graph.dim import Dim, DimLike
+from max.graph.ops.images.interpolation import InterpolationMode
 from max.graph.ops.images.pooling import pair
 from max.graph.ops.staging.stage import as_tensor, stage
 from max.graph.value import TensorValue, TensorValueLike
 
-__all__ = ["InterpolationMode", "fold", "resize"]
-
-
-class InterpolationMode(StrEnum):
-    """The interpolation of `resize`."""
-
-    NEAREST = "nearest"
-    """Element ``i * size // new_size`` along each axis."""
-    BILINEAR = "bilinear"
-    """Linear interpolation between two neighbors along each axis."""
-    BICUBIC = "bicubic"
-    """Cubic interpolation between four neighbors along each axis."""
+__all__ = ["fold", "resize"]
 
 
 def resize(
