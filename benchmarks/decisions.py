@@ -24,7 +24,7 @@ import psutil
 from benchmarks.grammars import make_model
 from benchmarks.random_models import STARTUP_SHAPES, STORED
 from benchmarks.runner import ROOT, exit_on_sigterm, machine
-from benchmarks.servers import OURS, Server, Setup
+from benchmarks.servers import OURS, Server, Setup, started
 
 TINY = ROOT / "models" / "tiny-chat"
 LENGTH = 4096
@@ -172,15 +172,12 @@ def main() -> None:
         model = make_model(args.shape, args.dtype, folder) if args.shape else args.model or TINY
         model = _longer(model, folder)
         setup = Setup(model, model, args.dtype, args.questions, LENGTH, Path(own))
-        server = setup.start(OURS)
-        if server is None:
-            raise SystemExit("the server gives no answer")
-        try:
+        with started(setup, [OURS]) as servers:
+            if not servers:
+                raise SystemExit("the server gives no answer")
             for longest in args.longest:
-                row = measure(server, args.questions, args.words, args.rounds, longest)
+                row = measure(servers[0], args.questions, args.words, args.rounds, longest)
                 print(row, flush=True)
-        finally:
-            server.stop()
 
 
 if __name__ == "__main__":

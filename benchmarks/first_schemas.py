@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.decisions import TINY
 from benchmarks.grammars import make_model
 from benchmarks.random_models import STARTUP_SHAPES, STORED
-from benchmarks.runner import ROOT, exit_on_sigterm, machine
-from benchmarks.servers import OURS, Server, Setup
+from benchmarks.runner import exit_on_sigterm, machine
+from benchmarks.servers import OURS, Server, Setup, started
 
-_TINY = ROOT / "models" / "tiny-chat"
 _HEAD = (
     "| model | bytes of a schema | p50, ms | p90, ms | most, ms | without, p50, ms |",
     "|---|---|---|---|---|---|",
@@ -71,7 +71,7 @@ def _value(draw: random.Random, depth: int, shared: list[str]) -> dict[str, Any]
         case "object":
             return _object(draw, depth - 1, draw.randint(2, 6), shared)
         case _:
-            return {"type": kind, "description": words}  # fmt: skip
+            return {"type": kind, "description": words}
 
 
 def _object(draw: random.Random, depth: int, count: int, shared: list[str]) -> dict[str, Any]:
@@ -158,14 +158,11 @@ def main() -> None:
     print(machine(), *_HEAD, sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as own:
         folder = args.folder or Path(own)
-        model = make_model(args.shape, args.dtype, folder) if args.shape else args.model or _TINY
-        server = Setup(model, model, args.dtype, 1, 2048, Path(own)).start(OURS)
-        if server is None:
-            raise SystemExit("the server gives no answer")
-        try:
-            print(measure(server, args.schemas, args.bytes), flush=True)
-        finally:
-            server.stop()
+        model = make_model(args.shape, args.dtype, folder) if args.shape else args.model or TINY
+        with started(Setup(model, model, args.dtype, 1, 2048, Path(own)), [OURS]) as servers:
+            if not servers:
+                raise SystemExit("the server gives no answer")
+            print(measure(servers[0], args.schemas, args.bytes), flush=True)
 
 
 if __name__ == "__main__":
