@@ -5,19 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from max._lazy import lazy_module
+from max.graph.weights import _gguf, _pytorch
 from max.graph.weights._format import WeightsFormat, weights_format
 from max.graph.weights._hierarchical import Weights
 from max.graph.weights._safetensors import SafetensorWeights
 from max.graph.weights._safetensors_file import WeightsFileError
-
-if TYPE_CHECKING:
-    from max.graph.weights import _gguf, _pytorch
-else:
-    _gguf = lazy_module("max.graph.weights._gguf")
-    _pytorch = lazy_module("max.graph.weights._pytorch")
 
 
 def load_weights(paths: list[Path]) -> Weights:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from max._lazy import lazy_module
 from max._names import keyword_aliases
 from max.dtype import DType
 from max.graph import BufferValue, DeviceRef, ShardingStrategy, TensorValue, Weight, ops
 from max.graph.quantization import QuantizationEncoding
 from max.nn.clamp import clamp
 from max.nn.float8_config import Float8Config
+from max.nn.kernels.float8 import (
+    dynamic_scaled_matmul,
+    matmul_static_scaled_float8,
+    quantize_dynamic_scaled_float8,
+    quantize_static_scaled_float8,
+    scale_shape,
+)
 from max.nn.kernels.products import plain_dtype, project, with_bias
 from max.nn.layer import Module
 from max.nn.layers.sharding import part_of, parts_of_weight, shard_devices
-
-if TYPE_CHECKING:
-    from max.nn.kernels import float8
-else:
-    # few checkpoints have float8 weights
-    float8 = lazy_module("max.nn.kernels.float8")
 
 __all__ = ["ColumnParallelLinear", "DistributedGemmConfig", "Linear"]
 
@@ -109,7 +109,7 @@ class Linear(Module):
         self.float8_config = float8_config
         if float8_config is not None:
             spec = float8_config.weight_scale
-            shape = float8.scale_shape(spec, out_dim, in_dim)
+            shape = scale_shape(spec, out_dim, in_dim)
             self.weight_scale = Weight(f"{prefix}weight_scale", spec.dtype, shape, device)
             if float8_config.is_static:
                 static = float8_config.input_scale.dtype
@@ -246,12 +246,10 @@ class Linear(Module):
         rows = x if x.rank == 2 else ops.reshape(x, (-1, weight.shape[1]))
         spec = config.input_scale
         if self.input_scale is not None:
-            elements = float8.quantize_static_scaled_float8(
-                rows, self.input_scale, out_type=weight.dtype
-            )
-            y = float8.matmul_static_scaled_float8(elements, weight, self.input_scale, weight_scale)
+            elements = quantize_static_scaled_float8(rows, self.input_scale, out_type=weight.dtype)
+            y = matmul_static_scaled_float8(elements, weight, self.input_scale, weight_scale)
         else:
-            elements, scales = float8.quantize_dynamic_scaled_float8(
+            elements, scales = quantize_dynamic_scaled_float8(
                 rows,
                 spec,
                 config.weight_scale,
@@ -260,7 +258,7 @@ class Linear(Module):
                 out_type=weight.dtype,
                 scales_type=spec.dtype,
             )
-            y = float8.dynamic_scaled_matmul(
+            y = dynamic_scaled_matmul(
                 elements, weight, scales, weight_scale, spec, config.weight_scale
             )
         return y if x.rank == 2 else ops.reshape(y, (*x.shape[:-1], weight.shape[0]))
