@@ -13,7 +13,7 @@ import pytest
 
 from max.serve.chat.tools.arguments.number_texts import number_patterns
 from max.serve.chat.tools.arguments.raw_texts import value_forms
-from max.serve.chat.tools.values import typed_value, types_of
+from max.serve.chat.tools.values import element_value, typed_value, types_of
 
 BYTES = llguidance.LLTokenizer("byte")
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -169,3 +169,44 @@ def test_the_types_of_several_schemas_are_those_in_common() -> None:
     ):
         schemas = [{"type": each} if each else {} for each in members]
         assert types_of({"allOf": schemas}, {}) == types
+
+
+def element_tree(numbers: random.Random, depth: int) -> Any:
+    """A value of texts, objects and lists; lists and objects have members, as empty ones are written as texts."""
+    kind = numbers.randrange(3) if depth else 0
+    if kind == 0:
+        return numbers.choice(["a", "b c", "x<y", "</", "> "])
+    members = [element_tree(numbers, depth - 1) for _ in range(numbers.randrange(1, 4))]
+    return members if kind == 1 else dict(zip(("k", "key", "k"), members, strict=False))
+
+
+def element_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    pairs = value.items() if isinstance(value, dict) else (("item", each) for each in value)
+    return " ".join(f"<p={name}>{element_text(each)}</p={name}>\n" for name, each in pairs)
+
+
+def test_elements_within_elements_are_objects_and_lists() -> None:
+    numbers = random.Random(3)
+    for _ in range(300):
+        value = {"k": element_tree(numbers, 4)}
+        assert element_value(element_text(value), {}, {}, ("<p=", "</p=", ">")) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["<a>1</a><a>2", "<a>1</a>x", "<a>1</b>", "<a><a>1</a>", "<a", "<a>1</a><b"]
+)
+def test_elements_that_do_not_end_are_a_text(text: str) -> None:
+    assert element_value(text, {}, {}, ("<", "</", ">")) == text
+
+
+def test_many_elements_and_deep_ones_take_linear_time() -> None:
+    """The text is searched once for each element around a place, of which 64 count."""
+    marks, count = ("<", "</", ">"), 30_000
+    many = "".join(f"<k{number}>{number}</k{number}>" for number in range(count))
+    assert element_value(many, {}, {}, marks) == {f"k{number}": number for number in range(count)}
+    value = element_value("<a>" * count + "</a>" * count, {}, {}, marks)
+    for _ in range(65):
+        (value,) = value.values()
+    assert value == "<a>" * (count - 65) + "</a>" * (count - 65)

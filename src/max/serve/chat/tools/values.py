@@ -325,23 +325,48 @@ def element_value(
     found = resolve_schema(schema, root)
     properties, items = found.get("properties"), found.get("items")
     members: list[tuple[str, Any]] = []
-    while bare:
-        name, mark, rest = bare.removeprefix(begin).partition(end)
-        # elements of the same name may stand within
-        place, level = 0, 1
-        while mark and level:
-            after = rest.find(close + name + end, place)
-            inner = rest.find(begin + name + end, place)
-            if after < 0:
-                return typed_value(text, types)
-            level += 1 if 0 <= inner < after else -1
-            place = inner + 1 if 0 <= inner < after else after + (1 if level else 0)
-        if not bare.startswith(begin) or not mark:
+    at = 0
+    while at < len(bare):
+        name_end = bare.find(end, at + len(begin))
+        if name_end < 0 or not bare.startswith(begin, at):
+            return typed_value(text, types)
+        name = bare[at + len(begin) : name_end]
+        inside = name_end + len(end)
+        after = _element_end(bare, inside, begin + name + end, close + name + end)
+        if after < 0:
             return typed_value(text, types)
         own = properties.get(name) if isinstance(properties, Mapping) else None
         own = items if own is None and name == _ITEM else own
-        members.append((name, element_value(rest[:place], own, root, marks, depth + 1)))
-        bare = rest[place + len(close + name + end) :].strip()
+        members.append((name, element_value(bare[inside:after], own, root, marks, depth + 1)))
+        at = after + len(close + name + end)
+        while at < len(bare) and bare[at].isspace():
+            at += 1
     if types == {"array"} or ("object" not in types and {name for name, _ in members} == {_ITEM}):
         return [value for _, value in members]
     return dict(members)
+
+
+def _element_end(text: str, at: int, opening: str, closing: str) -> int:
+    """Where the closing mark of an element begins; -1: nowhere. Each character is read a bounded number of times.
+
+    Args:
+        text: The text.
+        at: Where the content of the element begins.
+        opening: The opening mark of elements of its name, which may stand within it.
+        closing: Their closing mark.
+    """
+    level, after = 1, -1
+    while True:
+        if after < at:
+            after = text.find(closing, at)
+            if after < 0:
+                return -1
+        # no further than the closing mark: what follows is searched when its turn comes
+        inner = text.find(opening, at, after + len(opening) - 1)
+        if inner >= 0:
+            level, at = level + 1, inner + 1
+            continue
+        level -= 1
+        if not level:
+            return after
+        at = after + 1
