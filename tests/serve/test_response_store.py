@@ -98,10 +98,10 @@ def test_random_conversations_stay_within_the_bounds() -> None:
     """What is alive is found anew, from the responses that can be found."""
     for seed in range(40):
         rng = random.Random(seed)
-        store = ResponseStore(BOUND, most_responses=8)
+        store = ResponseStore(BOUND, most_entries=8)
         made: dict[str, StoredResponse] = {}
         for number in range(60):
-            findable = [name for name in made if name in store._responses]
+            findable = [name for name in made if name in store._entries]
             if findable and rng.random() < 0.2:
                 store.delete(rng.choice(findable), "a")
                 continue
@@ -110,16 +110,16 @@ def test_random_conversations_stay_within_the_bounds() -> None:
             made[name] = stored(rng.randint(0, 30), before)
             size = sum(each.size for each in made[name].chain())
             store.put(name, made[name])
-            assert (name in store._responses) == (size <= BOUND), f"seed {seed}"
-            alive = {id(e): e for r in store._responses.values() for e in r.chain()}
+            assert (name in store._entries) == (size <= BOUND), f"seed {seed}"
+            alive = {id(e): e for r in store._entries.values() for e in r.chain()}
             total = sum(each.size for each in alive.values())
             assert total == store._bytes <= BOUND, f"seed {seed}"
             assert set(map(id, store._holders)) == set(alive), f"seed {seed}"
-            assert len(store._responses) <= 8, f"seed {seed}"
+            assert len(store._entries) <= 8, f"seed {seed}"
 
 
 def test_the_latest_used_of_a_number_are_kept() -> None:
-    store = ResponseStore(BOUND, most_responses=3)
+    store = ResponseStore(BOUND, most_entries=3)
     for name in ("a", "b", "c"):
         store.put(name, stored(1, text=name))
     assert kept(store, ["c", "b", "a"]) == ["c", "b", "a"]

@@ -33,27 +33,27 @@ def names(store: ChatStore, client: str = "") -> list[str]:
 
 
 def test_the_oldest_are_dropped_where_the_memory_ends() -> None:
-    store = ChatStore(most_bytes=30, most_chats=4)
+    store = ChatStore(most_bytes=30, most_entries=4)
     for number in range(4):
-        store.put(chat(str(number)))
+        store.put(str(number), chat(str(number)))
     assert names(store) == ["1", "2", "3"]
-    store.put(chat("large", 31))  # drops no others
+    store.put("large", chat("large", 31))  # drops no others
     assert names(store) == ["1", "2", "3"]
-    store.put(chat("2", 20))  # in the place of the one before
+    store.put("2", chat("2", 20))  # in the place of the one before
     assert names(store) == ["3", "2"]
     assert store.delete("3", "") and not store.delete("3", "")
-    store.put(chat("4"))
+    store.put("4", chat("4"))
     assert names(store) == ["2", "4"]
-    store = ChatStore(most_bytes=30, most_chats=2)
+    store = ChatStore(most_bytes=30, most_entries=2)
     for number in range(3):
-        store.put(chat(str(number), 1))
+        store.put(str(number), chat(str(number), 1))
     assert names(store) == ["1", "2"]
 
 
 def test_clients_see_their_own_only() -> None:
     store = ChatStore()
-    store.put(chat("a", client="x"))
-    store.put(chat("b", client="y"))
+    store.put("a", chat("a", client="x"))
+    store.put("b", chat("b", client="y"))
     assert names(store, "x") == ["a"] and store.find("b", "x") is None
     assert not store.delete("b", "x") and store.delete("b", "y")
 
@@ -61,7 +61,7 @@ def test_clients_see_their_own_only() -> None:
 def test_a_list_is_in_the_order_of_the_times() -> None:
     store = ChatStore()
     for name, created in (("a", 3), ("b", 1), ("c", 2)):
-        store.put(chat(name, created=created))
+        store.put(name, chat(name, created=created))
     assert names(store) == ["b", "c", "a"]
 
 

@@ -173,7 +173,7 @@ def _keeper(body: ChatCompletionRequest, state: ServerState) -> Callable[[dict[s
 
     def keep(completion: dict[str, Any]) -> None:
         whole = {**completion, **shown, "metadata": marks, "input_user": body.user}
-        state.chats.put(stored_chat(client, whole, messages))
+        state.chats.put(whole["id"], stored_chat(client, whole, messages))
 
     return keep
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import json_response, state_of
 from max.serve.openai.chat_store import StoredChat
 from max.serve.openai.fields import StrictBody
-from max.serve.openai.responses.pages import Order, page_of
+from max.serve.openai.responses.pages import PageQuery, page_query
 from max.serve.openai.wire import encode_json
 from max.serve.requests.request_context import current_request
 
@@ -31,6 +31,7 @@ class _Identifier(StringConvertor):
 
 
 register_url_convertor("chat_completion", _Identifier())
+_PAGE = Depends(page_query("asc"))
 _ONE = "/{completion_id:chat_completion}"
 
 
@@ -93,19 +94,13 @@ def _chat_of(identifier: str, request: Request) -> StoredChat:
 
 @router.get("")
 async def chat_completions_stored(
-    request: Request,
-    limit: int = 20,
-    order: Order = "asc",
-    after: str | None = None,
-    model: str | None = None,
+    request: Request, page: Annotated[PageQuery, _PAGE], model: str | None = None
 ) -> Response:
     """Lists the completions that are stored, those of a model or with some metadata (``metadata[key]=value``).
 
     Args:
         request: The connection.
-        limit: The maximum number of completions.
-        order: Whether the oldest or the latest ones come first.
-        after: The identifier of the completion after which the list begins.
+        page: Which of the completions.
         model: The model; None: any.
     """
     marks = {m[1]: v for k, v in request.query_params.items() if (m := _MARK.fullmatch(k))}
@@ -115,7 +110,7 @@ async def chat_completions_stored(
         if model in (None, each.completion["model"])
         and marks.items() <= each.completion["metadata"].items()
     ]
-    return json_response(page_of(found, limit, order, after))
+    return json_response(page.page(found))
 
 
 @router.get(_ONE)
@@ -141,7 +136,7 @@ async def mark(body: MetadataBody, request: Request) -> Response:
     found = _chat_of(request.path_params["completion_id"], request)
     completion = {**found.completion, "metadata": check_metadata(body.metadata)}
     made = stored_chat(found.client, completion, found.messages)
-    state_of(request, body).chats.put(made)
+    state_of(request, body).chats.put(made.completion["id"], made)
     return json_response(completion)
 
 
@@ -162,27 +157,21 @@ async def delete(completion_id: str, request: Request) -> Response:
 
 @router.get(f"{_ONE}/messages")
 async def chat_messages(
-    completion_id: str,
-    request: Request,
-    limit: int = 20,
-    order: Order = "asc",
-    after: str | None = None,
+    completion_id: str, request: Request, page: Annotated[PageQuery, _PAGE]
 ) -> Response:
     """Lists the messages of the request of a completion that is stored.
 
     Args:
         completion_id: Identifies it.
         request: The connection.
-        limit: The maximum number of messages.
-        order: Whether the first or the last ones come first.
-        after: The identifier of the message after which the list begins.
+        page: Which of the messages.
     """
     found = _chat_of(completion_id, request)
     listed = [
         _message(f"{completion_id}-{number}", message)
         for number, message in enumerate(found.messages)
     ]
-    return json_response(page_of(listed, limit, order, after))
+    return json_response(page.page(listed))
 
 
 def _message(identifier: str, message: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
+from max._dataclass import dataclass
 from max.serve.errors import ApiError, short_text
 
 MOST = 100
 Order = Literal["asc", "desc"]
+
+
+@dataclass(frozen=True)
+class PageQuery:
+    """Which page of a list a client asks for, as :func:`page_of` takes it.
+
+    Args:
+        limit: The maximum number of entries.
+        order: Whether the oldest or the latest ones come first.
+        after: The identifier of the entry before the page; None: it is the first page.
+    """
+
+    limit: int
+    order: Order
+    after: str | None
+
+    def page(self, entries: list[dict[str, Any]]) -> dict[str, Any]:
+        """The page.
+
+        Args:
+            entries: All entries, the oldest first.
+
+        Raises:
+            ApiError: The limit is out of range, or there is no entry ``after``.
+        """
+        return page_of(entries, self.limit, self.order, self.after)
+
+
+def page_query(default_order: Order) -> Callable[..., Coroutine[Any, Any, PageQuery]]:
+    """A dependency of FastAPI that reads a :class:`PageQuery` from the fields ``limit``, ``order``, ``after``.
+
+    Args:
+        default_order: The order where the client names none.
+    """
+
+    # a coroutine, as FastAPI calls plain functions in threads
+    async def read_query(
+        limit: int = 20, order: Order = default_order, after: str | None = None
+    ) -> PageQuery:
+        return PageQuery(limit, order, after)
+
+    return read_query
 
 
 def page_of(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from max.serve.errors import ApiError, short_text
@@ -16,7 +16,7 @@ from max.serve.http.state import ServerState, json_response, state_of
 from max.serve.http.streaming import event_stream
 from max.serve.openai.responses.body import CompactBody, ResponsesBody
 from max.serve.openai.responses.input import items_of
-from max.serve.openai.responses.pages import Order, page_of
+from max.serve.openai.responses.pages import PageQuery, page_query
 from max.serve.openai.responses.store import ResponseStore, StoredResponse
 from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.requests.request_context import current_request
@@ -216,22 +216,18 @@ async def delete(response_id: str, request: Request) -> Response:
 async def input_items(
     response_id: str,
     request: Request,
-    limit: int = 20,
-    order: Order = "desc",
-    after: str | None = None,
+    page: Annotated[PageQuery, Depends(page_query("desc"))],
 ) -> Response:
     """Lists the items of a response's input, with those before it.
 
     Args:
         response_id: Identifies it.
         request: The connection.
-        limit: The maximum number of items.
-        order: Whether the last ones come first.
-        after: The identifier of the item after which the list begins.
+        page: Which of the items.
     """
     stored = _stored_response(response_id, request)
     items = [_client_item(item) for item in (*stored.history, *stored.inputs)]
-    return json_response(page_of(items, limit, order, after))
+    return json_response(page.page(items))
 
 
 def _client_item(item: dict[str, Any]) -> dict[str, Any]:
