@@ -30,6 +30,7 @@ def staged_op_of(op: mlir.Operation) -> int:
     A region takes the number of its first op that can raise, else that of its last op.
     """
     location = op.location
+    # by identity: a file of the user may have the same name
     if isinstance(location, mlir.FileLineColLoc) and location.filename is _NUMBERED:
         return location.data[1]
     numbers = [

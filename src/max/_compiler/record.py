@@ -75,6 +75,7 @@ class Compilation:
         backends: Backends,
     ) -> None:
         """Records the program."""
+        # planned again, as `emit` does: the compiled program holds offsets, not buffers
         cuts = [position for position, _ in flat.host_steps]
         host_reads = [
             (at, pointer.buffer) for at, step in flat.host_steps for pointer in step.bounds

@@ -85,6 +85,7 @@ class Bounds:
         """The bounds before they are rounded, or wrap."""
         if isinstance(value, BlockArgument):
             return (
+                # an argument of the region stands for the operand of the same index
                 _of_constant(self._region.operands[value.index])
                 if value.block is self._region.block
                 else None
@@ -122,11 +123,13 @@ def _difference(a: Interval, b: Interval) -> Interval:
 
 
 def _product(a: Interval, b: Interval) -> Interval:
+    # signs are unknown: each extreme is the product of two ends
     ends = [x * y for x in a for y in b]
     return min(ends), max(ends)
 
 
 def _quotient(a: Interval, b: Interval) -> Interval | None:
+    # a divisor that may be 0 has no bounds; 1 / x falls, so the ends swap
     return None if b[0] <= 0 <= b[1] else _product(a, (1 / b[1], 1 / b[0]))
 
 

@@ -36,6 +36,7 @@ def scopes(module: ModuleOp) -> dict[str, set[str]]:
         for callee in op.callees
     }
     for name in graphs:
+        # branches are visited from their ops, where the enclosing graph's symbols are known
         if name not in branches:
             visit(name, set())
     return inner

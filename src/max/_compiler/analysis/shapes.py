@@ -46,6 +46,7 @@ def view_layout(op: MoOp, source: Layout) -> Layout | None:
             return source.broadcast_to(shape)
         case shape_ops.SliceOp:
             starts: list[Size] = [simplify(s) for s in op.attr("start")]
+            # a step is static: an int, or a dim that holds one
             steps = [int(s) if isinstance(s, int) else s.value for s in op.attr("step")]
             return source.slice(starts, steps, shape)
         case shape_ops.RebindOp:

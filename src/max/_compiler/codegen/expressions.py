@@ -60,7 +60,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 def identity(reduction: str, dtype: DType) -> str:
     """The identity element of a reduction, as a scalar."""
     if reduction in ("reduce_sum", "reduce_mul"):
-        return literal(reduction == "reduce_mul", dtype)
+        return literal(reduction == "reduce_mul", dtype)  # 1 or 0
     greatest = reduction == "reduce_max"
     if dtype.is_float():
         return literal(-math.inf if greatest else math.inf, dtype)
@@ -180,9 +180,11 @@ def expression(op: str, attr: str, operand_dtype: DType, args: Sequence[str]) ->
 
 def cast(text: str, source: DType, target: DType) -> str:
     """A conversion between compute types; ``text`` itself if they are equal."""
+    # a node `round_to` rounds to a narrow type: a cast between narrow floats is no conversion
     source, target = compute_dtype(source), compute_dtype(target)
     if source is target:
         return text
+    # NaN becomes true, as in NumPy
     if target is DType.bool:
         return f"{text} != 0"
     return f"k.cast({text}, k.{KERNEL_NAME[target]})"

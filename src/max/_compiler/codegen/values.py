@@ -77,8 +77,10 @@ class ValueWriter:
             value = self.spec.values[i]
             match value:
                 case Leaf(strides=strides):
+                    # a stride of 0 broadcasts the leaf along the axis
                     vector = bool(strides) and strides[self.axis] != 0
                 case Node(op=op, args=args):
+                    # reductions run over the last axis: along it their result is one scalar
                     reduced = op in REDUCTIONS and self.axis == len(self.spec.dims) - 1
                     vector = not reduced and any(self.is_vector(a) for a in args)
                 case _:

@@ -18,6 +18,7 @@ def region_flops(op: BodyOp) -> Size:
     """The arithmetic operations of a region: one per element and op."""
     total: Size = 0
     for inner in ops_of(op.block):
+        # ops over rows state their operations per element
         weight = inner.spec.row_flops or int(inner.spec.elementwise)
         if weight and type(inner) not in (CastOp, CastWithinOp):
             total = simplify(total + weight * product(shape_of(inner.operands[0])))
@@ -38,6 +39,7 @@ def op_flops(op: MoOp, results: Sequence[SSAValue]) -> Size:
 
 def region_name(op: BodyOp) -> str:
     """The names of a region's ops, in program order."""
+    # names without their dialect
     names = [o.name.partition(".")[2] for o in ops_of(op.block)]
     hidden = {"yield", "constant", "reshape", "rebind", "transfer", "broadcast_to"}
     shown = [name for name in names if name not in hidden]

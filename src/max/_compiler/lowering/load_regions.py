@@ -52,9 +52,11 @@ class SymbolicRegion:
 
     def _strides(self, strides: Sizes) -> Sizes:
         """The strides of a view: products of its sizes where it is contiguous, else symbols; 0 and 1 stay."""
+        # axes that are broadcast (stride 0) do not count: the rest may be contiguous
         axes = [axis for axis, stride in enumerate(strides) if stride != 0]
         if tuple([strides[a] for a in axes]) == contiguous_strides([self._static[a] for a in axes]):
             steps = dict(zip(axes, contiguous_strides([self._dims[a] for a in axes]), strict=True))
+            # 0 and 1 decide how a leaf is read: they are part of the code
             return tuple([steps.get(axis, 0) for axis in range(len(strides))])
         return tuple([stride if stride in (0, 1) else self._symbol(stride) for stride in strides])
 
@@ -76,6 +78,7 @@ class SymbolicRegion:
                 arguments.append(Argument(pointer, replace(view, shape=shape), static))
                 continue
             strides = tuple([substitute(stride, self._env) for stride in view.strides])
+            # strides that are ints in the kernel are no arguments of its launch
             in_code = tuple([isinstance(stride, int) for stride in view.strides])
             known = replace(view, shape=shape, strides=strides)
             arguments.append(Argument(pointer, known, static, in_code))

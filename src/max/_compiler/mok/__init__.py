@@ -115,18 +115,21 @@ def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attri
         raise ValueError(
             f"attention: axis {axis} of {len(batch)} batch axes, {len(fills)} fills for {len(masks)} masks"
         )
+    # one for the scaled scores, one after each mask, one for the probabilities
     if len(attrs["roundings"]) != len(masks) + 2:
         raise ValueError(
             f"attention: {len(attrs['roundings'])} roundings, expected {len(masks) + 2}"
         )
     scores = (*batch, q.shape[-2], keys.shape[-2])
     for mask, fill in zip(masks, fills, strict=True):
+        # masks broadcast as in NumPy, from the last axis on
         score_dims = scores[len(scores) - mask.rank :]
         if mask.rank > len(scores) or any(
             actual not in (1, required)
             for actual, required in zip(mask.shape, score_dims, strict=True)
         ):
             raise ValueError(f"attention: {mask.short} does not spread over the scores")
+        # a mask of bools needs a fill, and an added mask has none
         if (mask.dtype is DType.bool) is (fill is None):
             raise TypeError(f"attention: {mask.short} with the fill {fill}")
     # where a later transpose moves the queries, so that the kernel writes them there

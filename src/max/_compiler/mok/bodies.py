@@ -57,6 +57,7 @@ class BodyOp(MoOp):
             raise VerifyException("the body does not end with mok.yield")
         if [v.type for v in self.results_in_body] != [v.type for v in self.results]:
             raise VerifyException("the yielded values differ from the results")
+        # program order: an operand is an argument or the result of an op above
         known = set[SSAValue](block.args)
         for op in block.ops:
             if not known.issuperset(op.operands):

@@ -21,7 +21,7 @@ def _infer_matmul(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribut
     """The result type of `mo.matmul`; with `transpose_b` the last two axes of y are exchanged first."""
     x, y = types
     if attrs["transpose_b"] and isinstance(y, TensorType):
-        y = y.with_shape([*y.shape[:-2], y.shape[-1], y.shape[-2]])
+        y = y.with_shape([*y.shape[:-2], y.shape[-1], y.shape[-2]])  # [n, k] as [k, n]
     infer = staged.MatmulOp.spec.infer
     assert infer is not None
     return infer((x, y), attrs)

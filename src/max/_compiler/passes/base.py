@@ -88,6 +88,7 @@ class PassesOfBackends(Pass):
         """The passes of all backends."""
         return [
             BackendStep(step.name, step.function, index)
+            # the index binds a pass to the ops of its own backend
             for index, backend in enumerate(backends)
             for step in backend.passes(self.name)
         ]

@@ -48,6 +48,7 @@ def keeps_places(view: MoOp, axis: int) -> bool:
     shape, source = shape_of(view.results[0]), shape_of(view.operands[0])
     if not view.spec.in_order:
         return False
+    # the order of elements is kept, so that only dims of 1 may differ
     if strip(shape) == strip(source):
         return True
     if len(shape) != len(source):
@@ -58,6 +59,7 @@ def keeps_places(view: MoOp, axis: int) -> bool:
         for axis, (a, b) in enumerate(zip(source, shape, strict=True))
         if a != b
     ]
+    # repeated along the reduction axis and no other: the place in a row is free
     return repeated == [axis]
 
 
@@ -65,6 +67,7 @@ def one_nest(space: Sizes, axis: int, group: Group) -> bool:
     """Whether a group's loop nest runs over a space with a reduction axis, or -1 without one."""
     if axis >= 0 and group.axis >= 0:
         return space == group.space and axis == group.axis
+    # dims of 1 add no loop
     return strip(space) == strip(group.space)
 
 

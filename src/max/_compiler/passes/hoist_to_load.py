@@ -39,6 +39,7 @@ def _symbolic(attr: Attribute) -> bool:
 
 def _is_constant(op: MoOp, constants: set[SSAValue]) -> bool:
     """Whether an op computes the same results in each execution: pure, of static sizes, from constants only."""
+    # sizes of an execution are unknown when the model is loaded
     return (
         op.is_pure
         and op.spec.hoistable
@@ -98,6 +99,7 @@ def compute_once(block: Block) -> None:
         if op.spec.source or (_is_constant(op, constants) and _worth_keeping(op, sources)):
             constants.update(op.results)
             origin = sum({v: sources[v] for v in op.operands}.values())
+            # an op's results inherit the bytes of the weights behind its operands
             for result in op.results:
                 sources[result] = (_bytes(result) or 0) if op.spec.source else origin
             if not op.spec.source:
@@ -161,6 +163,7 @@ def _build(
                 assert isinstance(operand.owner, MoOp)
                 body.add_op(operand.owner.clone(mapper))
         body.add_op(op.clone(mapper))
+    # what only hoisted ops read stays inside
     results = [
         result
         for op in hoisted_ops

@@ -24,6 +24,7 @@ def merge_equal_ops(block: Block) -> None:
         # a region is not pure: its body would have to be equal too; without results there is nothing to share
         if not op.is_pure or not op.results:
             continue
+        # equal ops may have got their attributes in another order
         attributes = tuple(sorted(op.attributes.items(), key=lambda item: item[0]))
         key = (op.name, tuple(map(id, op.operands)), attributes, tuple(r.type for r in op.results))
         first = results_of.setdefault(key, tuple(op.results))
@@ -64,6 +65,7 @@ def _gives_size(op: MoOp, block: Block) -> bool:
     if not symbols:
         return False
     others = [other for other in block.ops if isinstance(other, MoOp)]
+    # sizes that earlier ops compute are known without this one
     for other in others[: others.index(op)]:
         symbols -= _new_symbols(other)
     return any(
