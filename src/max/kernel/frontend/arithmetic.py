@@ -77,6 +77,7 @@ def binary(fe: Frontend, op: str, a: Any, b: Any) -> Any:
         return at_compile_time(fe, op, a, b)
     a, b = plain_number(a), plain_number(b)
     symbol = SYMBOLS[op]
+    # narrow floats have no arithmetic of their own
     if (a_rt and a.type.dtype.is_narrow_float) or (b_rt and b.type.dtype.is_narrow_float):
         a, b = widen_floats(fe, a), widen_floats(fe, b)
     if op == "pow":
@@ -110,6 +111,7 @@ def binary(fe: Frontend, op: str, a: Any, b: Any) -> Any:
             f"'/' does not take {describe(a)} and {describe(b)}; use '//', or convert with k.f32(...)"
         )
     if op in ("floordiv", "mod") and dtype.is_float:
+        # as in Python: the quotient is rounded down, the remainder has the sign of the divisor
         quotient = fe.b.op("floor", (fe.b.op("div", (x, y), x.type),), x.type)
         if op == "floordiv":
             return quotient
@@ -132,6 +134,7 @@ def at_compile_time(fe: Frontend, op: str, a: Any, b: Any) -> Any:
 
 def _check_size(fe: Frontend, op: str, a: Any, b: Any) -> None:
     """Fails for an integer or a sequence that is too large to be computed."""
+    # the sequence or the larger number may be on either side
     if op == "mul" and isinstance(a, int):
         a, b = b, a
     if not isinstance(b, int):
@@ -162,6 +165,7 @@ def _fold(fe: Frontend, op: str, a: Atom, b: Any) -> Any:
     if (b == 0 and op in ("add", "sub", "or", "xor")) or (b == 1 and op in ("mul", "floordiv")):
         return a
     if (
+        # b is a power of two that a signed type of these bits holds
         op in ("floordiv", "mod")
         and b > 0
         and b & (b - 1) == 0
@@ -193,10 +197,12 @@ def power(fe: Frontend, a: Any, b: Any) -> Any:
     ):
         result: Any = None
         square: Any = a
+        # `square` is a to the power of two that this bit stands for
         while b:
             if b & 1:
                 result = square if result is None else binary(fe, "mul", result, square)
             b >>= 1
+            # the square after the highest bit has no use, and may overflow
             if b:
                 square = binary(fe, "mul", square, square)
         return literal(fe, 1, a.type) if result is None else result

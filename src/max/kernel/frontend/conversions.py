@@ -52,11 +52,13 @@ def unify(fe: Frontend, a: Type, a_weak: bool, b: Type, b_weak: bool) -> Type | 
     if a_weak and not b_weak:
         a, b = b, a
         a_weak, b_weak = b_weak, a_weak
+    # from here on only the second may be weak, or both are
     if b_weak and not a_weak:  # a literal takes the other type if its kind allows that
         fits = a.dtype.is_float or (
             b.dtype.kind != "f" and (a.dtype.kind == "b") == (b.dtype.kind == "b")
         )
         return a if fits else None
+    # two literals of different kinds, such as 0 before a loop and 0.5 in it
     if a_weak and b_weak:
         return scalar(f32) if {a.dtype.kind, b.dtype.kind} == {"i", "f"} else None
     dtype = common_dtype(a.dtype, b.dtype)
@@ -103,7 +105,7 @@ def cast(fe: Frontend, v: Any, dtype: ScalarType, unchecked: bool = False) -> At
         if not dtype.is_float and isinstance(v, float):
             if not math.isfinite(v):
                 fe.fail(f"{v!r} has no {dtype.name} value", KernelValueError)
-            v = int(v)
+            v = int(v)  # truncates, as at run time
         return literal(fe, v, scalar(dtype))
     if v.type.dtype is dtype:
         return v
@@ -138,6 +140,7 @@ def coerce(fe: Frontend, v: Any, type: Type) -> Atom:
         return literal(fe, v, type)
     if v.type is type:
         return v
+    # the element type first: one conversion of the scalar, not one per lane
     v = cast(fe, v, type.dtype)
     if v.type.width == type.width:
         return v
@@ -184,6 +187,7 @@ def promote_together(fe: Frontend, op: str, *values: Any) -> list[Atom]:
                 width = t.width
         elif not is_number(v):
             mismatch(fe, op, values)
+    # literals only: f32 if one of them is a float
     if dtype is None:
         dtype = type_of(fe, values[0]).dtype
         for v in values[1:]:
@@ -255,6 +259,7 @@ def convert_annotated(fe: Frontend, value: Any, annotation: Any, name: str) -> A
     else:
         return value
     if isinstance(value, (Ref, Const)) and value.type is not type:
+        # only a broadcast is left to do: other types are not converted
         if value.type.dtype is not type.dtype or value.type.width:
             fe.fail(f"{name} is {type.describe()}, got {describe(value)}")
     return coerce(fe, value, type)

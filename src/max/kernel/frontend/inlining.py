@@ -32,6 +32,7 @@ def call_inline(
         )
     env = _bind_parameters(fe, source, args, kwargs)
     outer = function.env if isinstance(function, Closure) else None
+    # a branch of an expression may not run: a `raise` there must not fail at compile time
     in_branch = fe.frame.in_branch or len(fe.b.scopes) != fe.statement_scopes
     frame = Frame(source, env, fe.depth, in_branch=in_branch, outer_env=outer)
     caller, loops, scopes = fe.frame, fe.loops, fe.statement_scopes
@@ -148,6 +149,7 @@ def _bind_parameters(
         if name in env:
             fe.fail(f"{source.name} got {name!r} twice")
         env[name] = value
+    # defaults belong to the last parameters
     defaults = dict(zip(reversed(names), reversed(a.defaults), strict=False))
     defaults.update(
         {p.arg: d for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None}

@@ -52,6 +52,7 @@ def join(
         return Unbound(
             f"{branches} give {describe(a)} and {describe(b)}, which have no common type"
         ), None
+    # both bodies write the slot; the value after the `If` is a read of it
     slot = fe.b.alloc(common)
     for value, scope in ((a, then), (b, orelse)):
         with fe.b.reopen(scope):
@@ -61,6 +62,7 @@ def join(
 
 def is_pure(statements: list[Any]) -> bool:
     """Whether statements may be executed speculatively: none traps or has an effect."""
+    # a branch may guard the address of a load, or the divisor
     traps = ("load", "masked_load", "gather", "masked_gather", "atomic_add", "floordiv", "mod")
     return all(isinstance(s, Let) and s.op not in traps for s in statements)
 

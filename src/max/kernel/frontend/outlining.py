@@ -92,6 +92,7 @@ def outlined_body(
     """
     arguments = _Arguments(fe)
     try:
+        # not shared: checks name the place of the call, tail masks are values of the caller
         if fe.check or any(fe.tail_masks) or not _is_fixed(function):
             raise _UnknownError
         env = {name: arguments.formal(value) for name, value in frame.env.items()}
@@ -102,6 +103,7 @@ def outlined_body(
         if not body.ends:
             raise NeverReturns from None
         return
+    # besides its arguments a body depends on the target and on what surrounds the call
     key = (function, fe.target, fe.is_conditional, frame.in_branch,
        fe.parallel_depth > 0, fe.loop_depth > 0, *arguments.key)  # fmt: skip
     with _lock:
@@ -124,6 +126,7 @@ def outlined_body(
     fe.b.emit(Block(fe.b.label(), statements, True, shift))
     if not body.ends:
         raise NeverReturns
+    # a body that names further values of this kernel fits no other kernel
     if reusable and not copy.uses_others:
         with _lock:
             _bodies[key] = body
@@ -160,6 +163,7 @@ def _compile_body(
         tuple(scope.body), tuple(arguments.formals), first, last, level, leaves, ends,
         tuple([view.asked for view in arguments.views]),
     )  # fmt: skip
+    # a body that adds messages, counters or scratch memory changes the kernel around it
     return body, before == (len(fe.messages), fe.phases, fe.scratch_bytes)
 
 
@@ -251,6 +255,7 @@ class _Arguments:
         """The name that stands for a run-time argument, with its type and interval; adds both to the key."""
         formal = self._of_actual.get(actual)
         if formal is not None:
+            # the position of its first use: f(x, x) and f(x, y) have different bodies
             self.key.append(formal.id - self.formals[0].id)
             return formal
         b = self._b
@@ -326,6 +331,7 @@ class _Copy:
 
     def let_(self, s: Let) -> Let:
         args = self._atoms(s.args)
+        # the attribute of a read is its slot, which is numbered too
         attr = s.attr + self._shift if s.op == "read" else s.attr
         return Let(self._new_ref(s.ref), s.op, args, attr, self._line)
 

@@ -52,11 +52,13 @@ def guard(fe: Frontend, cond: Atom, exception: str, text: str, values: tuple[Ato
 
 def refuse(fe: Frontend, bad: Atom, exception: str, text: str, values: tuple[Atom, ...]) -> None:
     """Emits ``if bad: raise``, unless the same condition was already tested."""
+    # where an outer test has raised, this place is not reached
     if any(bad in scope.checked for scope in fe.b.scopes):
         return
     fe.b.scopes[-1].checked.add(bad)
     location = fe.location(fe.node)
     kernel = f" in kernel {fe.name}" if fe.name else ""
+    # the location becomes part of a format text
     source_line = f"{location.file}:{location.line}{kernel}".replace("{", "{{").replace("}", "}}")
     scope = fe.b.open("branch")
     raise_at_run_time(fe, exception, f"{text} ({source_line})", values)

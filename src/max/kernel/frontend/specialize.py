@@ -102,6 +102,7 @@ def specialize(
         text,
         file,
         line,
+        # the origin, for the kernel in plain Python
         (fn, tuple(args), dict(params or {})),
     )
     if flags.MAX_CHECK >= 2:
@@ -271,6 +272,7 @@ class _Parameters:
         ):
             env[p.arg] = ContextValue()
         elif p.arg in self.params:
+            # removed: `bind` reports what is left as unknown
             env[p.arg] = self.params.pop(p.arg)
         elif default is not None:
             env[p.arg] = evaluate_in(self.fe, self.fn.source, default)
@@ -317,6 +319,7 @@ class _Parameters:
         self.slots.append(slot)
         value = self.fe.b.op("arg", (), type, len(self.slots) - 1)
         if slot.kind == "dim":
+            # sizes are not negative and fit the address space: many checks fall away
             self.fe.b.intervals[value.id] = 0, MAX_SIZE
         return value
 
@@ -332,6 +335,7 @@ class _Parameters:
             # equal names state equal sizes, which share one value
             shape.append(value if size is None else self.sizes.setdefault(size, value))
         if spec.strides is None:
+            # strides of contiguous tensors are computed from the sizes: no slots
             strides = contiguous_strides(self.fe, tuple(shape))
         else:
             strides = tuple(
@@ -341,6 +345,7 @@ class _Parameters:
                 for axis, s in enumerate(spec.strides)
             )
         memory = None
+        # level 2 checks each access against the bytes of its tensor
         if self.fe.check >= 2:
             begin, end = (
                 self._slot(ArgSlot(index, name, kind, 0, spec.dtype), INDEX)
@@ -387,6 +392,7 @@ def _compile_body(fe: Frontend, node: ast.FunctionDef) -> None:
     Raises:
         KernelError: The body has errors; the exception has all of them.
     """
+    # an early return leaves this block
     label = fe.b.label() if returns_early(node) else None
     scope = fe.b.open("branch") if label is not None else None
     fe.frame.label = label
@@ -395,4 +401,5 @@ def _compile_body(fe: Frontend, node: ast.FunctionDef) -> None:
         fe.b.close()
         fe.b.emit(Block(label, tuple(scope.body)))
     if fe.diagnostics:
+        # a single error keeps its class; several have only the base class in common
         raise (fe.error_class if len(fe.diagnostics) == 1 else KernelError)(fe.diagnostics)

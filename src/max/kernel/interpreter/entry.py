@@ -165,6 +165,7 @@ class _Runner:
 
     def _report(self, context: _NativeContext, error: Exception) -> None:
         """Stores a worker's exception in the error record, unless another worker was first."""
+        # `specialize` appends a PythonMessage after the numbered ones
         message = self.ir.messages[-1]
         with _lock:
             if context.record[ErrorRecord.STATE] == ErrorState.NONE:
@@ -203,6 +204,7 @@ def launch_arguments(ir: KernelIR, words: Sequence[int], array_at: ArrayAt) -> l
     for position, spec in enumerate(specs):
         if not isinstance(spec, TensorSpec):
             dtype = scalar_type(spec)
+            # a scalar is in the low bytes of its slot
             raw = np.array([slots[position, "scalar", 0]], np.int64).view(np.uint8)
             views.append(raw[: dtype.size].view(dtype.numpy)[0])
             continue

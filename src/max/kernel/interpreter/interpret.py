@@ -146,6 +146,7 @@ class ArrayView:
         lanes = np.arange(indices.width)
         active = lanes >= 0 if mask is None else values.value(mask).data
         data = np.broadcast_to(values.convert(other, self.dtype).data, (indices.width,)).copy()
+        # one by one: the others may have any index
         for lane in lanes[active]:
             self._check(0, int(indices.data[lane]))
             data[lane] = self.array[int(indices.data[lane])]
@@ -155,6 +156,7 @@ class ArrayView:
         """As `View.scatter` of the kernel language."""
         self._writable()
         data = np.broadcast_to(values.convert(value, self.dtype).data, (indices.width,))
+        # in order: for equal indices the last lane's value stays
         for lane in range(indices.width):
             if mask is None or values.value(mask).data[lane]:
                 self._check(0, int(indices.data[lane]))
@@ -207,6 +209,7 @@ class ArrayView:
         )
 
 
+# workers are threads
 _atomic = reentrant_lock()
 
 
@@ -246,6 +249,7 @@ class RunContext:
         """The chunks that this worker takes, as compiled code cuts them."""
         if total <= 0:
             return
+        # as in compiled code: one worker takes all at once
         if self.num_workers == 1:
             yield 0, total
             return
@@ -323,9 +327,10 @@ def interpret(
         values.begin_run()
         try:
             fn(*positional, **keywords)
-        except threading.BrokenBarrierError:
+        except threading.BrokenBarrierError:  # another worker has raised
             return
         except Exception as error:  # exceptions of every worker reach the caller
+            # or the others would wait at their barrier forever
             launch.barrier.abort()
             errors.append(format_error(error))
 

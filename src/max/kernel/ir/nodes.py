@@ -271,6 +271,7 @@ def _word(slot: ArgSlot, x: Any) -> int:
     """The 64-bit word of a slot for an argument."""
     if slot.kind == "scalar":
         raw = np.zeros(8, np.uint8)
+        # little-endian: the value is in the low bytes
         raw[: x.dtype.itemsize] = np.atleast_1d(x).view(np.uint8)
         return int(raw.view(np.int64)[0])
     if slot.kind == "dim":

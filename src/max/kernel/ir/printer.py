@@ -37,6 +37,7 @@ def print_kernel(
     args = ", ".join(f"{s.kind}{s.arg}.{s.axis} {s.dtype.name}" for s in slots)
     printer = _Printer()
     printer.block(body, "  ")
+    # the target is part of the text: code for one target does not serve another
     head = f"kernel ({args}) phases={phases} scratch={scratch_bytes} target={target_name}"
     return "\n".join([head, *printer.lines, ""])
 
@@ -52,6 +53,7 @@ class _Printer:
         return f"{a.value!r}:{a.type}"
 
     def bind(self, ref: Ref) -> str:
+        # in order of binding: ids may have gaps, and equal kernels have equal texts
         name = self.names[ref.id] = f"%{len(self.names)}"
         return name
 

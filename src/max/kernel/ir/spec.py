@@ -136,7 +136,7 @@ def _mask_reduction(s: Let) -> bool:
 
 def _gather(s: Let) -> bool:
     """Whether a gather takes a pointer and one offset per lane, and its mask and default fit."""
-    pointer, offsets, *masking = _types(s)
+    pointer, offsets, *masking = _types(s)  # masked: a mask and a default
     width = s.ref.type.width
     masked = not masking or (
         masking[0].dtype is bool_ and masking[0].width == width and masking[1] is s.ref.type
@@ -215,6 +215,7 @@ OPS: dict[str, tuple[int | None, Rule]] = {
     "lookup": (2, _lookup),
     "permute": (3, _permute),
     "dot_bf16": (3, _dot),
+    # a lane of the sums takes four neighboring bytes of both factors
     **dict.fromkeys(
         ("dot_i8", "narrow_dot_i8", "signed_dot_i8", "narrow_signed_dot_i8"),
         (
@@ -222,6 +223,7 @@ OPS: dict[str, tuple[int | None, Rule]] = {
             lambda s: s.args[0].type is s.ref.type and s.args[1].type.width == 4 * s.ref.type.width,
         ),
     ),
+    # a lane of the sums takes two neighbors of both factors
     **dict.fromkeys(
         ("pair_dot_i8", "dot_i16"),
         (
@@ -355,6 +357,7 @@ class _Verifier:
             self.expect(s, alloc is not None and alloc.type is s.ref.type, "a slot of another type")
         # rules look at types and the attribute only; that of a read is the slot, tested above
         attr = None if s.op == "read" else s.attr
+        # the class too: 1, 1.0 and True are equal
         signature = (s.op, s.ref.type, attr.__class__, attr, *[a.type for a in s.args])
         if signature not in _valid_signatures:
             self.signature(s)
@@ -378,6 +381,7 @@ class _Verifier:
         elif isinstance(s, Raise):
             self.use(s, *s.values)
             self.expect(s, 0 <= s.message < len(self.ir.messages), "no such message")
+            # the error record has room for five values
             self.expect(
                 s,
                 len(s.values) == len(self.ir.messages[s.message].dtypes) <= 5,

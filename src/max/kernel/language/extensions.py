@@ -44,6 +44,7 @@ def load_extensions(extensions: Any) -> None:
                     f"k.register{mojo_hint([file])}"
                 )
             if file not in _extensions:
+                # numbered: files of two folders may have the same name
                 spec = importlib.util.spec_from_file_location(
                     f"max_extension_{len(_extensions)}", file
                 )

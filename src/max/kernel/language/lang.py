@@ -279,6 +279,7 @@ def dot_bf16(acc: Any, a: Any, b: Any) -> Any:
     the target has it.
     """
     x, y = a.data.astype(np.float32), b.data.astype(np.float32)
+    # odd elements first, as vdpbf16ps adds them
     return Value(acc.data + x[1::2] * y[1::2] + x[0::2] * y[0::2], f32)
 
 
@@ -296,6 +297,7 @@ def dot_i8(acc: Any, a: Any, b: Any, narrow: bool = False) -> Any:
             instructions: sums of two products then fit in 16 bits.
     """
     products = a.data.astype(np.int32) * b.data.astype(np.int32)
+    # 4 products per lane of i32, 2 per lane of i16
     count = products.size // acc.data.size
     sums = products.reshape(-1, count).sum(1, dtype=np.int32)
     return Value(acc.data + sums.astype(acc.data.dtype), acc.dtype)

@@ -233,6 +233,7 @@ def from_source(text: str, name: str, globals: Mapping[str, Any] | None = None) 
 def _parse_functions(text: str, name: str) -> tuple[str, dict[str, ast.FunctionDef]]:
     """The file name under which a text is shown, and its functions."""
     file = f"<kernel {name} {next(_source_numbers)}>"
+    # where tracebacks and debuggers find the text
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
         tree = _parse(text, file)
@@ -268,6 +269,7 @@ class _Lazy:
         return self._function(*args, **kwargs)
 
     def _make(self) -> Callable[..., Any]:
+        # without decorators: it is a plain function here
         bare = ast.copy_location(ast.FunctionDef(**dict(ast.iter_fields(self.node))), self.node)
         bare.decorator_list = []
         scope = dict(self.namespace)
@@ -284,6 +286,7 @@ def assigned_names(nodes: list[ast.stmt]) -> frozenset[str]:
 
 
 def _assigned_names(node: ast.AST) -> frozenset[str]:
+    # kept on the node: a loop may be compiled several times
     cached = getattr(node, "_assigned_names", None)
     if cached is None:
         cached = frozenset(_walk_assigned(node))

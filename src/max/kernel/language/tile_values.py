@@ -90,6 +90,7 @@ def check_product(shapes: Shapes, c: Any, a: Any, b: Any, left: Any, right: Any)
     if (left, right) not in PRODUCTS:
         supported = ", ".join(f"{x.name} by {y.name}" for x, y in PRODUCTS)
         raise TypeError(f"matrix tiles multiply {supported}; got {left.name} by {right.name}")
+    # (rows, bytes of a row) of each
     (m, n), (rows, depth), (steps, columns) = (check_tile(shapes, t) for t in (c, a, b))
     if rows != m or columns != n or depth != 4 * steps:
         raise ValueError(
@@ -182,7 +183,7 @@ def _dot_bf16(c: Any, a: Any, b: Any) -> None:
     """The sums of first and of second elements of pairs, each rounded once a product, are added to each other and then
     to ``c``.
     """
-    left = a.view(bf16.numpy).astype(np.float32).astype(np.float64)
+    left = a.view(bf16.numpy).astype(np.float32).astype(np.float64)  # [rows, 2 * steps]
     right = b.view(bf16.numpy).astype(np.float32).astype(np.float64)
     sums = np.zeros((2, *c.shape), np.float32)
     for k in range(b.shape[0]):
@@ -199,6 +200,7 @@ def _dot_bytes(c: Any, a: Any, b: Any, name: str) -> None:
     steps = b.shape[0]
     # [steps, columns, 4]
     quads = right.reshape(steps, -1, 4)
+    # [rows, steps, 4] by [steps, columns, 4]
     c += np.einsum("mki,kni->mn", left.reshape(-1, steps, 4), quads).astype(np.int32)
 
 

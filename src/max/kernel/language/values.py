@@ -33,6 +33,7 @@ class Value:
     """A scalar (``data`` has rank 0) or a vector (rank 1) with the semantics of the language."""
 
     __slots__ = ("data", "dtype")
+    # operators of NumPy's scalars leave the operation to a value
     __array_priority__ = 1000
 
     def __init__(self, data: Any, dtype: ScalarType) -> None:
@@ -328,6 +329,7 @@ def select(mask: Any, a: Any, b: Any) -> Value:
 def fma(a: Any, b: Any, c: Any) -> Value:
     """Rounded once: f32 through f64; f64 as two operations."""
     (x, y, z), dtype = promote_together(a, b, c)
+    # f64 holds the product of two f32 exactly
     wide = np.float64 if dtype is f32 else dtype.numpy
     with np.errstate(all="ignore"):
         return Value((x.astype(wide) * y.astype(wide) + z.astype(wide)).astype(dtype.numpy), dtype)
@@ -397,6 +399,7 @@ def bits(op: str, x: Any) -> Value:
     """Bit counts."""
     x = value(x)
     width = x.dtype.bits
+    # negative numbers as two's complement
     flat = [_count_bits(op, int(n) & (1 << width) - 1, width) for n in np.atleast_1d(x.data)]
     return Value(np.array(flat).reshape(x.data.shape), x.dtype)
 

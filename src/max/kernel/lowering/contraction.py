@@ -75,6 +75,7 @@ class _Survey:
                 used = False
                 for a in s.args:  # type: ignore[union-attr]
                     if a.__class__ is Ref and a.id in uses:  # type: ignore[union-attr]
+                        # once per operand: `p + p` uses a product twice
                         uses[a.id] += 1  # type: ignore[union-attr]
                         used = True
                 if op == "mul":
@@ -89,6 +90,7 @@ class _Survey:
     def _other(self, s: Stmt) -> None:
         """Counts the uses of products in a statement that is not a definition, and in its body."""
         match s:
+            # addresses, masks and indices are no floats
             case Store():
                 self._use(s.value)
             case Assign():

@@ -15,6 +15,7 @@ def lower_for(w: Writer, s: For) -> None:
     start, stop = w.atom(s.start), w.atom(s.stop)
     compare = "slt" if s.step > 0 else "sgt"
     enter, exit = w.label("enter"), w.label("exit")
+    # tested once before the loop: from here on there is at least one iteration
     run = w.temp(f"icmp {compare} i64 {start}, {stop}")
     w.out(f"br i1 {run}, label %{enter}, label %{exit}")
     w.start(enter)
@@ -46,6 +47,7 @@ def _count(w: Writer, s: For, before: str, start: str, stop: str, exit: str, pol
         if polls:
             poll(w)
         w.jump(latch)
+    # the latch stays even if no path reaches it: the phi above names it
     w.start(latch)
     w.out(f"{var}.next = add nsw i64 {var}, {s.step}")
     again = w.temp(f"icmp {compare} i64 {var}.next, {stop}")
@@ -79,6 +81,7 @@ def lower_while(w: Writer, s: While) -> None:
     head, body, exit = (w.label(k) for k in ("head", "body", "exit"))
     w.jump(head)
     w.start(head)
+    # a head that raises on every path has no test
     if w.body(s.head):
         w.out(f"br i1 {w.atom(s.cond)}, label %{body}, label %{exit}")
     w.start(body)

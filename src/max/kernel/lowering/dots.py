@@ -77,7 +77,7 @@ def dot_bf16(w: Writer, s: Let) -> None:
     piece = w.target.dot_bf16_lanes(s.ref.type.width)
     name = "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
     if w.target.is_x86:
-        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * piece}"
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * piece}"  # bits of a register
     floats, pairs = f"<{piece} x float>", f"<{2 * piece} x bfloat>"
 
     def multiply(acc: str, a: str, b: str) -> str:
@@ -124,6 +124,7 @@ def narrow_signed_dot_i8(w: Writer, s: Let) -> None:
     octets = f"<{4 * piece} x i8>"
 
     def multiply(acc: str, a: str, b: str) -> str:
+        # abs(-128) wraps to -128, whose bits are 128 as an unsigned byte
         size = w.call(octets, f"llvm.abs.v{4 * piece}i8", [(octets, a), ("i1", "false")])
         signed = w.call(octets, _SIGN[piece], [(octets, b), (octets, a)])
         return _add_narrow(w, piece, acc, size, signed)

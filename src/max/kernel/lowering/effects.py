@@ -23,6 +23,7 @@ def lower_effect(w: Writer, s: Effect) -> None:
 def _prefetch(w: Writer, s: Effect) -> None:
     write, locality = s.attr
     w.declarations.add("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    # the last operand: 1 is the data cache
     w.out(
         f"call void @llvm.prefetch.p0(ptr {w.atom(s.args[0])}, i32 {write}, i32 {locality}, i32 1)"
     )
@@ -54,6 +55,7 @@ def _print(w: Writer, s: Effect) -> None:
     w.declarations.add("i32 @fflush(ptr)")
     args = "".join(f", {llvm_type(a.type)} {w.atom(a)}" for a in s.args)
     w.temp(f"call i32 (ptr, ...) @printf(ptr {name}{args})")
+    # C's buffer is not Python's: unflushed, the text would come late, or after a crash never
     w.temp("call i32 @fflush(ptr null)")
 
 

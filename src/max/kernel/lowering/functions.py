@@ -126,6 +126,7 @@ def call_outlined(w: Writer, s: Block) -> None:
     slots = slots_of(function, s.body)
     function.body(s.body)
     function.out("ret void")
+    # every function gets the context, which polls read
     parameters = [f"{type} %a{n}" for n, type in enumerate(types)] + ["ptr %ctx"]
     text = module_text(function, f"void @{_NAME}({', '.join(parameters)})", slots)
     if s.shift:

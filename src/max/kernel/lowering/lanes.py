@@ -10,6 +10,7 @@ from max.kernel.lowering.writer import Writer
 def splat(w: Writer, s: Let) -> None:
     """Broadcasts a scalar to all lanes."""
     a = s.args[0]
+    # dot products on arm64 may take the scalar from a lane, see `dots`
     if w.target.is_arm64 and isinstance(a, Ref) and llvm_type(a.type) == "i32":
         w.words[s.ref.id] = w.atom(a)
     w.alias(s, splat_text(w, llvm_type(a.type), w.atom(a), s.ref.type.width))

@@ -85,11 +85,13 @@ def emit_modules(ir: KernelIR, target: LLVMTarget) -> Modules:
 
 def _emit(ir: KernelIR, target: LLVMTarget, w: Writer) -> str:
     """The text of a kernel's module."""
+    # without the instruction LLVM would call `fma` of the C library
     if target.has_fma:
         w.contraction = contraction(ir.body)
     w.uses_tiles = uses_tiles(ir.body)
     slots = slots_of(w, ir.body)
     w.body(ir.body)
     w.out("ret void")
+    # last: the body has collected the raises
     finish_raises(w)
     return module_text(w, f"void @k_{ir.key}(ptr %args, ptr %ctx)", [*slots, *tile_entry(w)])

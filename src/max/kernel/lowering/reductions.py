@@ -26,6 +26,7 @@ def reduce(w: Writer, s: Let) -> None:
         # with 0.0 the sum of negative zeros would be positive
         start = number_text(-0.0 if op == "add" else 1.0, a.type.dtype)
         args = [(element, start), (t, w.atom(a))]
+        # reassoc: the language leaves the order of a sum open, so LLVM may form a tree
         w.alias(
             s,
             w.call(element, f"llvm.vector.reduce.f{op}.{mangled_suffix(a.type)}", args, "reassoc "),

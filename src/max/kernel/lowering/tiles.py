@@ -87,6 +87,7 @@ def _dot_bytes(name: str) -> str:
 
     def byte(word: str, result: str, j: int, signed: bool) -> list[str]:
         if signed:
+            # to the top, and back with copies of the sign
             up = f"  {result}.up = shl <16 x i32> {word}, splat (i32 {24 - 8 * j})"
             return [up, f"  {result} = ashr <16 x i32> {result}.up, splat (i32 24)"]
         down = f"  {result}.down = lshr <16 x i32> {word}, splat (i32 {8 * j})"
@@ -192,6 +193,7 @@ def _tile(tile: int) -> str:
 def _configure(w: Writer, s: Effect) -> None:
     """Loads a tile configuration; emulated tiles are zeroed."""
     shapes: Shapes = s.attr
+    # ldtilecfg zeroes the tiles
     if _emulated_tile(w):
         _set_zero(w, STATE, MAX_TILES * _TILE_BYTES)
         return

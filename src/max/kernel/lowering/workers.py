@@ -71,6 +71,7 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
     shares, share, own = _shares(w, s, total, workers)
     counters = context_value(w, Context.COUNTERS, "ptr")
     counter = w.temp(f"getelementptr inbounds i8, ptr {counters}, i64 {COUNTER_BYTES * s.phase}")
+    # `own + visited` modulo the number of shares, without a division
     turned = w.temp(f"add i64 {own}, {visited}")
     turned_back = w.temp(f"sub i64 {turned}, {shares}")
     inside = w.temp(f"icmp ult i64 {turned}, {shares}")
@@ -110,6 +111,7 @@ def lower_parallel(w: Writer, s: Parallel) -> None:
         poll(w)
         w.jump(latch)
     w.start(latch)
+    # a single worker has had the whole range
     w.out(f"br i1 {single}, label %{done}, label %{visit}")
     w.start(done)
 
@@ -228,6 +230,7 @@ def finish_raises(w: Writer) -> None:
     w.out(f"br i1 {won}, label %{write}, label %{leave}")
     w.start(write)
     _set_record(w, record, ErrorRecord.LAUNCH, context_value(w, Context.LAUNCH, "i64"))
+    # fields beyond the longest message stay as they are
     for field, word in zip(_MESSAGE_FIELDS, words, strict=False):
         _set_record(w, record, field, word)
     w.jump(leave)

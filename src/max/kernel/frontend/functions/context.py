@@ -58,6 +58,7 @@ def emit_scratch(fe: Frontend, ctx: ContextValue, dtype: Any, shape: Any) -> Vie
     size = dtype.size
     for s in sizes:
         size *= s
+    # each allocation starts aligned, whatever the sizes before it
     offset = fe.scratch_bytes
     fe.scratch_bytes += -(-size // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
     base = fe.b.op("ctx", (), POINTER, Context.SCRATCH.value)
@@ -85,6 +86,7 @@ def context_attribute(fe: Frontend, ctx: Any, name: str) -> Any:
     if name in _CONTEXT_METHODS:
         return Method(_CONTEXT_METHODS[name], ctx)
     if name in _CONTEXT_NUMBERS:
+        # the bound lets the analysis drop checks and signed divisions
         field, low = _CONTEXT_NUMBERS[name]
         number = fe.b.op("ctx", (), INDEX, field.value)
         fe.b.intervals[number.id] = low, MAX_SIZE

@@ -55,6 +55,7 @@ def emit_assume(fe: Frontend, cond: Any) -> None:
     if cond is False:
         fe.fail("k.assume: the condition does not hold", KernelValueError)
     if isinstance(cond, Ref):
+        # later checks and divisions in this scope rely on it
         fe.b.effect("assume", (cond,))
         note_condition(fe.b, fe.b.scopes[-1], cond, True)
 
@@ -113,9 +114,11 @@ def emit_print(fe: Frontend, text: Any, *xs: Any) -> None:
             if x.type.is_vector:
                 out.append("[")
             for n, lane in enumerate(lanes):
+                # printf has one conversion for floats and one for integers
                 lane = cast(fe, lane, f64) if lane.type.dtype.is_float else cast(fe, lane, i64)
                 if n:
                     out.append(", ")
+                # an element type marks the place of a value in the text
                 out.append(lane.type.dtype)
                 atoms.append(lane)
             if x.type.is_vector:

@@ -82,12 +82,13 @@ def _float_op(op: str, integers: bool = False) -> Handler:
             return plain_number(getattr(builtins, op)(x))
         x = widen_floats(fe, as_value(fe, x, f"k.{op}"))
         if not x.type.dtype.is_float:
+            # integers are whole already
             if op in ("floor", "ceil", "trunc", "round") and x.type.dtype.is_integer:
                 return x
             if not (integers and x.type.dtype.is_integer):
                 fe.fail(f"k.{op} takes floats, got {describe(x)}; convert it, as in k.f32(x)")
             if x.type.dtype.kind == "u":
-                return x
+                return x  # its own absolute value
         return fe.b.op(op, (x,), x.type)
 
     return emit_unary
@@ -115,6 +116,7 @@ def emit_scale_by_power(fe: Frontend, x: Any, n: Any) -> Any:
 def emit_isnan(fe: Frontend, x: Any) -> Any:
     x = widen_floats(fe, as_value(fe, x, "k.isnan"))
     mask = x.type.with_dtype(BOOL.dtype)
+    # only NaN differs from itself
     return fe.b.op("ne", (x, x), mask) if x.type.dtype.is_float else fe.b.const(False, mask)
 
 

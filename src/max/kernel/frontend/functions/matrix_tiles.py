@@ -91,6 +91,7 @@ def _memory(
         indices = indices[0]
     if len(indices) != view.rank or view.rank == 0:
         fe.fail(f"{view.name} takes {view.rank} indices, got {len(indices)}", KernelIndexError)
+    # tile instructions stride between rows, not within one
     if view.strides[-1] != 1:
         fe.fail(f"{view.name}: rows of a matrix tile must be contiguous")
     if stride is None and view.rank < 2:
@@ -107,6 +108,7 @@ def _memory(
         check_indices(fe, view, (*indices[:-1], last), count)
     pointer = address(fe, view, indices)
     last_pointer = fe.b.gep(pointer, fe.b.mul(step, rows - 1), view.dtype)
+    # rows between the first and the last are between them in memory too
     for row in (pointer, last_pointer):
         check_bytes(fe, view.memory, row, size, access)
     return pointer, fe.b.index(fe.b.mul(step, view.dtype.size)), (tile, rows, size)

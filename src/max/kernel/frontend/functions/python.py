@@ -68,6 +68,7 @@ def emit_len(fe: Frontend, items: Any) -> Any:
 def emit_sum(fe: Frontend, items: Any, start: Any = 0) -> Any:
     total = start
     for item in sequence(fe, items, fe.node):
+        # without `0 + item`: the default start adds no instruction and keeps the item's type
         total = item if total is start and start == 0 else binary(fe, "add", total, item)
     return total
 
@@ -118,6 +119,7 @@ def emit_all(fe: Frontend, items: Any) -> Any:
 
 def _over(fe: Frontend, items: Any, op: str) -> Any:
     """`any` or `all` of a mask or of several values."""
+    # of one mask: over its lanes
     if isinstance(items, (Ref, Const)):
         return (emit_any_lane if op == "or" else emit_all_lanes)(fe, items)
     result: Any = op == "and"

@@ -86,6 +86,7 @@ def emit_bitcast(fe: Frontend, x: Any, dtype: Any) -> Any:
 @FUNCTIONS.emits(lang.select)
 def emit_select(fe: Frontend, mask: Any, a: Any, b: Any) -> Any:
     """`a` where the mask is true, else `b`; of two views the one that a scalar condition selects."""
+    # a constant for all lanes decides now; lane by lane it is a mask like any other
     if isinstance(mask, (builtins.bool, Const)) and not isinstance(
         getattr(mask, "value", None), tuple
     ):
@@ -100,6 +101,7 @@ def emit_select(fe: Frontend, mask: Any, a: Any, b: Any) -> Any:
     if not isinstance(mask, (Ref, Const)) or mask.type.dtype is not BOOL.dtype:
         fe.fail(f"k.select takes a mask first, got {describe(mask)}")
     dtypes = [v.type.dtype for v in (a, b) if isinstance(v, (Ref, Const))]
+    # equal narrow floats are selected as they are, without widening
     same_dtype = len(dtypes) == 2 and dtypes[0] is dtypes[1]
     if not same_dtype and any(dtype.is_narrow_float for dtype in dtypes):
         a, b = widen_floats(fe, a), widen_floats(fe, b)
@@ -155,6 +157,7 @@ def emit_lookup(fe: Frontend, table: Any, index: Any) -> Any:
         fe.fail(f"k.lookup takes SIMD[u8, 16] and SIMD[u8, n], got {operands}")
     if fe.target.lookup_lanes(index.type.width):
         return fe.b.op("lookup", (table, index), index.type)
+    # as the instructions: only the lower four bits of an index count
     low = fe.b.op("and", (index, coerce(fe, 15, index.type)), index.type)
     result = splat(
         fe, fe.b.op("extract", (table, fe.b.const(0, INDEX)), scalar(u8)), index.type.width
@@ -187,7 +190,7 @@ def emit_permute(fe: Frontend, a: Any, b: Any, index: Any) -> Any:
     if fe.target.permutes(width):
         return fe.b.op("permute", (a, b, index), a.type)
     low = fe.b.op("and", (index, coerce(fe, 2 * width - 1, index.type)), index.type)
-    result = a
+    result = a  # each lane is replaced below
     for i in range(2 * width):
         lane = fe.b.op(
             "extract", (a if i < width else b, fe.b.const(i % width, INDEX)), scalar(f32)

@@ -75,6 +75,7 @@ def bind(fe: Frontend, name: str, value: Any) -> None:
     if isinstance(value, (Ref, Const)) or is_number(value):
         type, weak = loose_type(fe, value)
         unified = unify(fe, current.type, current.weak, type, weak)
+        # a slot of a literal's type takes a stronger type only by compiling the loop again
         if unified is not None and unified is current.type and not (current.weak and not weak):
             fe.b.assign(current.slot, coerce(fe, value, unified))
             return

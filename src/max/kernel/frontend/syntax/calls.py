@@ -42,6 +42,7 @@ def call_node(fe: Frontend, node: ast.Call) -> Any:
     for arg in node.args:
         if arg.__class__ is ast.Starred:
             args.extend(sequence(fe, fe.expr(arg.value), arg))  # type: ignore[attr-defined]
+        # only `print` shows run-time values in an f-string: other strings are compile-time values
         elif arg.__class__ is ast.JoinedStr and function in (builtins.print, lang.print):
             text, values = format_parts(fe, arg)  # type: ignore[arg-type]
             args += [text, *values]
@@ -105,6 +106,7 @@ def _call_handler(
     except TypeError as error:
         if isinstance(error, KernelError):
             raise
+        # either the call does not fit the signature, or the handler itself failed
         try:
             inspect.signature(handler).bind(fe, *args, **kwargs)
         except TypeError as signature_error:

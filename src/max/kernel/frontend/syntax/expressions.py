@@ -248,6 +248,7 @@ def _ifexp(fe: Frontend, node: ast.IfExp) -> Any:
             fe.b.close()
     (a, then), (b, orelse) = arms
     fe.node = node
+    # a select costs less than a branch, and pure arms may both run
     if is_pure(then.body) and is_pure(orelse.body) and not isinstance(a, (tuple, Runtime)):
         fe.b.splice(then)
         fe.b.splice(orelse)
@@ -304,7 +305,7 @@ def _attribute(fe: Frontend, node: ast.Attribute) -> Any:
     elif isinstance(value, (Ref, Const)):
         lane_attributes = {
             "dtype": value.type.dtype,
-            "width": max(value.type.width, 1),
+            "width": max(value.type.width, 1),  # a scalar counts as one lane
             "is_vector": value.type.is_vector,
         }
         result = lane_attributes.get(name)
@@ -371,6 +372,7 @@ def _comprehension(fe: Frontend, node: ast.ListComp | ast.GeneratorExp) -> tuple
                 break
         else:
             items.append(fe.expr(node.elt))
+    # in place: closures hold this dict
     fe.frame.env.clear()
     fe.frame.env.update(saved)
     return tuple(items)

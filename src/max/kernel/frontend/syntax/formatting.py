@@ -21,6 +21,7 @@ def format_parts(fe: Frontend, node: ast.JoinedStr) -> tuple[str, list[Any]]:
     text, values = "", list[Any]()
     for part in node.values:
         if isinstance(part, ast.Constant):
+            # braces of the text are doubled: `str.format` reads it when the error is raised
             text += str(part.value).replace("{", "{{").replace("}", "}}")
         elif isinstance(part, ast.FormattedValue):
             value = fe.expr(part.value)

@@ -100,6 +100,7 @@ def _while(fe: Frontend, node: ast.While) -> int:
 
     def build() -> None:
         loop = Loop(fe.depth, False, True)
+        # the head computes the condition anew in each iteration
         head = fe.b.open("head")
         cond = fe.expr(node.test)
         fe.node = node.test
@@ -111,6 +112,7 @@ def _while(fe: Frontend, node: ast.While) -> int:
         test = cond if isinstance(cond, Ref) else literal(fe, cond, type_of(fe, True))
         emit_loop(fe, loop, While(tuple(head.body), test, tuple(scope.body), node.lineno))
 
+    # an assignment in the condition binds names too
     names = assigned_names(node.body) | assigned_names([loop_target(node)])
     run_time_loop(fe, names, frozenset(), build)
     return FALLS
@@ -139,6 +141,7 @@ def _unroll(fe: Frontend, node: ast.For, items: tuple[Any, ...]) -> int:
         scope = fe.b.open("branch")
         _unroll_iteration(fe, node, items, slotted)
         fe.b.close()
+        # without a `break` nothing leaves the block
         if slotted.break_label is None:
             fe.b.splice(scope)
         else:
@@ -170,6 +173,7 @@ def _unroll_iteration(fe: Frontend, node: ast.For, items: tuple[Any, ...], loop:
             else:
                 fe.b.emit(Block(loop.continue_label, tuple(scope.body)))
                 loop.continue_label = None
+                # a `continue` ends the iteration only: the next one is reached
                 signal = FALLS if signal == DEAD else signal
         if signal == BREAK:
             break
@@ -191,8 +195,10 @@ def _jump(fe: Frontend, kind: str, node: ast.AST) -> int:
     if not fe.loops:
         fe.fail(f"{kind!r} outside of a loop", KernelSyntaxError, node)
     loop = fe.loops[-1]
+    # not under a run-time condition: every path takes the jump, which needs no code
     if loop.unrolled and loop.depth == fe.depth:
         return BREAK if kind == "break" else CONTINUE
+    # `_unroll` starts again, with labels
     if not loop.slots:
         raise NeedsSlots(loop)
     if kind == "break":

@@ -104,6 +104,7 @@ def _grid_loop(
 ) -> None:
     """Iterates over flat indices row by row, so that indices are divided once per row."""
     b = fe.b
+    # the flat index where the next row starts
     slot = b.alloc(INDEX)
     b.assign(slot, begin)
     head = b.open("head")
@@ -122,6 +123,7 @@ def _grid_loop(
     outer = [quotient, *reversed(outer)]
     first = outer.pop()
     last = b.index(shape[-1])
+    # to the end of the row, or of the chunk
     count = b.op(
         "min",
         (b.op("sub", (last, first), INDEX, "nsw"), b.op("sub", (end, position), INDEX, "nsw")),
@@ -167,6 +169,7 @@ def for_vectors(fe: Frontend, node: ast.For, domain: VectorsValue) -> int:
             tail_size = binary(fe, "mod", count, width)
             full = b.op("sub", (count, tail_size), INDEX, "nsw")
     full_stop = b.add(start, full)
+    # inside the loop stop > start, so stop is positive then
     from_zero = interval(b, b.index(start))[0] >= 0
 
     def build() -> None:

@@ -86,6 +86,7 @@ def _promote(
         if name not in env:
             continue
         value = env[name]
+        # an outer loop's slot serves, unless the type must change
         if isinstance(value, SlotVar) and name not in types:
             promoted[name] = value
             continue

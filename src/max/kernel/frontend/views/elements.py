@@ -174,6 +174,7 @@ def _lane_indices(fe: Frontend, view: View, indices: Any, method: str) -> Atom:
         or not indices.type.dtype.is_integer
     ):
         fe.fail(f"{view.name}.{method} takes a vector of integers, got {describe(indices)}")
+    # 64-bit offsets: narrow lanes could overflow when scaled by the stride
     lanes = cast(fe, indices, INDEX.dtype)
     # one test of all lanes: an unsigned comparison finds negative indices too
     if fe.check:
@@ -227,6 +228,7 @@ def atomic_add(fe: Frontend, view: View, *indices: Any, value: Any) -> Atom:
     """``x.atomic_add(i, value=v)``: adds atomically to an element; returns the value before."""
     indices = _full_indices(fe, view, indices, "atomic_add")
     _writable(fe, view)
+    # narrow floats have no arithmetic, and a sum of bools is no bool
     if view.dtype.kind == "b" or view.dtype.is_narrow_float:
         fe.fail(f"{view.name}.atomic_add takes integers, f32 and f64, got {view.dtype.name}")
     check_indices(fe, view, indices)

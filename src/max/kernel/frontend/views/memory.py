@@ -41,6 +41,7 @@ def check_bytes(fe: Frontend, memory: Memory | None, pointer: Atom, size: int, a
         return
     b = fe.b
     offset = _offset(fe, memory, pointer)
+    # unsigned: an address before the memory has a large offset
     out_of_bounds = b.op("uge", (offset, _limit(fe, memory, size)), BOOL)
     _refuse(fe, memory, out_of_bounds, access, size, offset)
 

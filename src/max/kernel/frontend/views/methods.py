@@ -59,6 +59,7 @@ def reshape(fe: Frontend, view: View, *shape: Any) -> View:
         fe.fail(
             f"{view.name}.reshape: {total} elements do not fill {list(shape)}", KernelValueError
         )
+    # products of run-time sizes may be equal without being the same value
     if (
         fe.check
         and not (isinstance(total, int) and isinstance(new_total, int))
@@ -79,7 +80,7 @@ def reinterpret(fe: Frontend, view: View, dtype: Any) -> View:
     """``x.view(dtype)``: the same memory with another element type; the last axis grows or shrinks."""
     dtype = scalar_type(dtype)
     if dtype.size == view.dtype.size:
-        return replace(view, dtype=dtype)
+        return replace(view, dtype=dtype)  # strides are in elements: they stay valid
     if view.rank == 0 or not is_contiguous(fe, view):
         fe.fail(f"{view.name}.view takes a contiguous view with at least one axis")
     if view.dtype.size > dtype.size:
@@ -131,6 +132,7 @@ def subview(fe: Frontend, view: View, indices: tuple[Any, ...]) -> View:
         shape.append(fe.b.sub(stop, start))
         strides.append(view.strides[k])
     num_indices = len(indices)
+    # slices are not checked here: an empty one may start at the end of its axis
     check_indices(fe, view, tuple(None if isinstance(i, slice) else i for i in indices))
     pointer = address(fe, view, tuple(starts))
     return replace(
@@ -147,6 +149,7 @@ def select_view(fe: Frontend, cond: Any, a: View, b: View) -> View:
     if (
         a.dtype is not b.dtype
         or a.rank != b.rank
+        # strides of contiguous views follow from the selected sizes
         or not (is_contiguous(fe, a) and is_contiguous(fe, b))
     ):
         fe.fail(f"k.select takes contiguous views of one element type and rank, got {a} and {b}")

@@ -85,7 +85,7 @@ def _tile_index(fe: Frontend, tile: Tile, index: Any) -> Index:
                 "tile: index {} is out of range for size {}",
                 (i, bound),
             )
-        flat = fe.b.add(fe.b.mul(flat, size), i)
+        flat = fe.b.add(fe.b.mul(flat, size), i)  # row-major
     return flat
 
 

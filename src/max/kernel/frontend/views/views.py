@@ -108,6 +108,7 @@ def check_indices(
         if index is None:  # a slice, which an axis of size 0 allows
             continue
         index = as_index(fe, index)
+        # a vector covers `width` elements of its axis; masked lanes are checked below
         lanes = width if k == axis and width and mask is None else 1
         if isinstance(index, int):
             if index < 0 or (isinstance(size, int) and mask is None and index + lanes > size):
@@ -116,6 +117,7 @@ def check_indices(
                     f"{view.name}: {place} out of range for axis {k} of size {_index_text(size)}",
                     KernelIndexError,
                 )
+            # known to be inside
             if isinstance(size, int) and mask is None:
                 continue
         if not fe.check or (k == axis and mask is not None):
