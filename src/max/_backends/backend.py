@@ -407,6 +407,7 @@ class Backends:
         Raises:
             ValueError: The session does not have the device.
         """
+        # by label only: virtual CPUs have ids, and share one backend
         if device[0] == self._host_label:
             return HOST
         index = self._index.get(device)

@@ -97,6 +97,7 @@ class RegionSpec:
                     level.append(0)
                 case Node(op=op, args=args):
                     after = max((level[a] for a in args), default=0)
+                    # one number per row, known after a pass of its own
                     if op in REDUCTIONS:
                         inner.append(False)
                         level.append(after + 1)

@@ -51,6 +51,7 @@ def _backend(device: Device, options: BackendOptions) -> Backend:
         )
     if isinstance(factory, str):
         module, _, name = factory.partition(":")
+        # imported once: the table keeps the factory
         factory = _factories[device.api] = getattr(import_module(module), name)
     made: BackendFactory = factory
     return made(device, options)

@@ -22,6 +22,7 @@ def check_counts(out: k.Output, counts: k.Input, ctx: k.Context, *, what: str) -
         count = k.i64(counts[i])
         if count < 0:
             raise ValueError("{}[{}] is {}, expected 0 or more", what, i, counts[i])
+        # the sum itself could wrap
         if count > MAX_TOTAL - total:
             raise ValueError("{} add up to more than {}", what, MAX_TOTAL)
         total += count

@@ -33,6 +33,7 @@ def check_rising(name: str, offsets: k.View, width: int) -> None:
         if mask is not None:
             falls = falls & mask
         if k.any(falls):
+            # for the message: the first one that falls
             at = k.i64(j)
             while offsets[at] <= offsets[at + 1]:
                 at += 1

@@ -65,8 +65,10 @@ def _product_of(op: MoOp) -> MoOp | None:
     product = inner.owner
     if not isinstance(product, PackedMatmulOp):
         return None
+    # another user needs the product without the terms
     if any(value.get_user_of_unique_use() is None for value in (y, inner)):
         return None
+    # kernels of other encodings have no terms
     encoding = product.attr("encoding")
     if encoding not in FORMATS and encoding not in DENSE:
         return None
@@ -145,6 +147,7 @@ def _name_next(launches: Sequence[MoOp]) -> None:
     end = max(map(_end, projects), default=0)
     for op, project, later in zip(launches, projects, projects[1:] + projects[:1], strict=True):
         assert isinstance(project, MoOp) and isinstance(later, MoOp)
+        # operand 7 is the place of the block: within one, distances are known when compiling
         if project.operands[7] != later.operands[7]:
             continue
         max_rank, inputs = project.attr("max_rank"), project.attr("inputs")

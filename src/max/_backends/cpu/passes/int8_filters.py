@@ -49,6 +49,7 @@ def _infer_pack(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]
     assert isinstance(w, TensorType) and w.static_shape is not None
     *taps, channels, columns = w.static_shape
     rows = math.prod(taps) * channels
+    # the line of sums, 4 bytes per column, is as long as FOUR rows
     return (w.with_shape([-(-columns // COLUMNS), (rows + FOUR) * COLUMNS]),)
 
 
@@ -73,6 +74,7 @@ def _infer_conv(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]
 
 def _conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> DimExpr:
     """Those of the convolution with the unpacked filter."""
+    # a strip has COLUMNS bytes for each tap and channel, after a line as long as FOUR of them
     strip = cast("TensorType", operands[1]).shape[-1]
     return cast("TensorType", results[0]).num_elements * 2 * (strip // COLUMNS - FOUR)
 
@@ -130,6 +132,7 @@ def _split_padding(
     if not all(side.is_static for pair in margins for side in pair):
         return unchanged
     amounts = [[side.value for side in pair] for pair in margins]
+    # convolutions pad neither the batch nor the channels
     if any(amounts[0]) or any(amounts[-1]):
         return unchanged
     inner = amounts[1:-1]
@@ -165,6 +168,7 @@ def convolve_codes(
     depth = math.prod(taps) * channels
     if channels >= PATCH_CHANNELS and not any(op.attr("padding")):
         return _multiply_patches(op, x, w)
+    # float32 would round longer sums
     if depth > EXACT_DEPTH:
         return None
     floats = [_cast(op, value, DType.float32) for value in (x, w)]

@@ -23,6 +23,7 @@ def _infer_pack_filter(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Att
     assert isinstance(w, TensorType) and w.static_shape is not None
     *taps, channels, columns = w.static_shape
     groups = int(attrs["groups"])
+    # each group begins a strip
     strips = groups * -(-(columns // groups) // COLUMNS)
     return (w.with_shape([strips, filter_elements(taps, channels, w.dtype)]),)
 

@@ -72,6 +72,7 @@ def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
     first, second = w.static_shape
     packed_format = FORMATS.get(encoding)
     if packed_format is not None:
+        # from the bytes of a row to its elements
         inner = second // BLOCK_FORMATS[packed_format.encoding].bytes * packed_format.super_block
         return first, packed_format.group_bytes(inner)
     by_rows = encoding == "rows" or INT8.get(encoding, False)
@@ -323,6 +324,7 @@ class AdaptedMatmulOp(MoOp):
             "max_rank": lora_add.attr("max_rank"),
             "site": (lora_add.attr("offset"), lora_add.attr("site")),
         }
+        # without y and x, for which the product stands
         operands = (*product.operands, *lora_add.operands[2:])
         return cls.create(
             operands=operands,

@@ -31,6 +31,7 @@ MIN_USED = 0.7
 
 def _axis_tiles(size: int, dilation: int) -> int:
     """The number of tiles along an axis: those of the images of every `dilation`-th position."""
+    # as `axis_of` of the kernel
     least, longer = divmod(size, dilation)
     return longer * -(-(least + 1) // STEP) + (dilation - longer) * -(-least // STEP)
 
@@ -94,6 +95,7 @@ def _conv_flops(operands: Sequence[Attribute], results: Sequence[Attribute]) -> 
     """Those of the convolution without the algorithm."""
     x, _ = cast("Sequence[TensorType]", operands)
     (result,) = cast("Sequence[TensorType]", results)
+    # 9 taps, each a multiplication and an addition
     return result.num_elements * 18 * x.shape[-1]
 
 

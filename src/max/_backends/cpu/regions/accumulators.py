@@ -94,6 +94,7 @@ class Accumulators:
         assert isinstance(node, Node)
         factors = self.factors(node)
         if factors:
+            # a product that is only added up is one instruction with its sum
             x, y = (self.values.operand(a, self.values.is_vector(node.args[0])) for a in factors)
             combined = f"k.fma({x}, {y}, {name})"
         else:

@@ -59,6 +59,7 @@ class Executor:
         self.runs = 0
         check_program(program)
         launches = program.launches
+        # nothing to share: such a program runs without waking the other workers
         self._serial = all(isinstance(launch, Jump) or launch.serial for launch in launches)
         # a counter for each phase of a launch
         self._counters = platform.allocate(

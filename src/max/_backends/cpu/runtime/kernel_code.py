@@ -59,6 +59,7 @@ def _unit(key: str, text: Callable[[], str | kernel.Modules]) -> Unit:
     optimize = _optimizes()
     # the emitter is part of the key: its changes give other code for equal IR
     unit_key = f"{key}.{source_fingerprint('kernel')}"
+    # code of both levels may be on the disk
     return Unit(unit_key if optimize else f"{unit_key}.plain", (f"k_{key}",), text, optimize)
 
 

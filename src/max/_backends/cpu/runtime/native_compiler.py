@@ -196,6 +196,7 @@ class NativeCompile:
     """
 
     def __init__(self, address: int, library: Any) -> None:
+        # CFUNCTYPE gives Python's lock away during the call, which takes milliseconds
         self._call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(address)
         self._functions = function_table(library)
         # PYFUNCTYPE keeps Python's lock: to release and take it would last longer than the call
@@ -217,6 +218,7 @@ class NativeCompile:
             loops: Whether loops are optimized; see `Compiler.compile`.
         """
         job = (ctypes.c_int64 * len(CompileJob))()
+        # kept alive here: the job holds addresses only
         texts = [ctypes.c_char_p(value) for value in (text, triple, layout)]
         for field, value in zip(
             (CompileJob.TEXT, CompileJob.TRIPLE, CompileJob.LAYOUT), texts, strict=True

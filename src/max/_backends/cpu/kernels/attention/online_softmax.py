@@ -119,6 +119,7 @@ def lane_maxima(rows: k.View, count: int, width: int) -> Any:
         k.shuffle(rows[2], rows[3], LOW_1[width]), k.shuffle(rows[2], rows[3], HIGH_1[width])
     )
     all_four = maximum(k.shuffle(ab, cd, LOW_2[width]), k.shuffle(ab, cd, HIGH_2[width]))
+    # lane i holds a maximum of row i % 4: halves combine lanes of equal rows
     for half in k.unroll((8, 4)):
         if all_four.width > half:
             low = k.shuffle(all_four, None, tuple(range(half)))

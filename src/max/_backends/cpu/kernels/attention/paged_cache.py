@@ -146,6 +146,7 @@ def tree_position(ancestors: k.View, row: k.Value, position: k.Value, first: k.V
     if ancestors.shape[0] > 0:
         mask = ancestors[row]
         if mask != 0:
+            # the position counts all new rows before this one; its text has only the ancestors
             place = place - (row - first) + k.i64(k.popcount(mask)) - 1
     return place
 

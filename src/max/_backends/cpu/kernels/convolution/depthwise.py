@@ -123,6 +123,7 @@ def depthwise(
     outer = k.max((wide - 1 - reach + padding[4] + stride[2]) // stride[2], 0)
     for n, d, h in ctx.parallel((out.shape[0], out.shape[1], out.shape[2])):
         row = ((n * out.shape[1] + d) * out.shape[2] + h) * out.shape[3]
+        # the first tap of a position; in the padding it is negative
         plane, line = d * stride[0] - padding[0], h * stride[1] - padding[2]
         first_q, last_q = inside(plane, dilation[0], weight.shape[0], high)
         first_r, last_r = inside(line, dilation[1], weight.shape[1], tall)
@@ -132,10 +133,12 @@ def depthwise(
             column = w * stride[2] - padding[4]
             first_s, last_s = inside(column, dilation[2], weight.shape[2], wide)
             taps = Taps((first_q, first_r, first_s), (last_q, last_r, last_s), step)
+            # between `inner` and `outer` positions have equal taps and share a tile
             whole = w >= inner and w < outer
             room = k.select(whole, k.min(outer, out.shape[3]) - w, k.i64(1))
             done = k.i64(0)
             for height in k.unroll(HEIGHTS):
+                # the tallest tile that fits
                 if done == 0 and room >= height:
                     for c, mask in k.vectors(channels, width):
                         a = Channels(

@@ -53,6 +53,7 @@ def pack_int8_filter(out: k.Output, weight: k.Input, ctx: k.Context) -> None:
             # interleaved twice: the four bytes of a column are side by side
             even, odd = k.interleave(four[0], four[2]), k.interleave(four[1], four[3])
             elements = k.interleave(even, odd)
+            # a dot product with ones adds up the four bytes of each column
             sums = k.dot_i8(sums, k.splat(k.u8(1), FOUR * COLUMNS), elements)
             target.store(i * COLUMNS, value=elements)
         scale = 0 if ctx.target.signed_bytes else -128

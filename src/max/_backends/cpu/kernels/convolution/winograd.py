@@ -81,6 +81,7 @@ class Axis(NamedTuple):
 @k.inline
 def axis_of(size: k.Value, dilation: int, padding: int) -> Axis:
     """The tiles of an axis."""
+    # the first `size % dilation` images have one position more than the others
     least = size // dilation
     long, short = k.ceildiv(least + 1, STEP), k.ceildiv(least, STEP)
     return Axis(size, dilation, size % dilation, long, short, padding)
@@ -98,6 +99,7 @@ def axis_place(tile: k.Value, axis: Axis) -> Any:
     if axis.dilation == 1:
         return tile * STEP
     behind = tile - axis.longer * axis.long
+    # not 0: the divisions below run for tiles of long images too
     short = k.max(axis.short, 1)
     # the tiles of the longer images come first
     image = k.select(behind < 0, tile // axis.long, axis.longer + behind // short)
@@ -138,6 +140,7 @@ def tile_place(tile: k.Value, im: Image) -> Place:
 @k.inline
 def interpolate_tile(d: Any) -> Any:
     """Six neighbors in the basis of the points: the transposed interpolation of a product of polynomials."""
+    # at ± a point the even and the odd part are equal but for a sign: both points share them
     outer, inner = d[4] - 2.0 * d[2], ROOT_HALF * (d[3] - 2.0 * d[1])
     low, high = d[4] - 0.5 * d[2], ROOT_TWO * (d[3] - 0.5 * d[1])
     first = d[4] + (d[0] - 2.5 * d[2])
@@ -148,9 +151,10 @@ def interpolate_tile(d: Any) -> Any:
 @k.inline
 def evaluated_filter(g: Any) -> Any:
     """Three taps at the points, over the products of the points' distances."""
+    # the parts at ±√½, then those at ±√2
     even, odd = -2.0 / 3.0 * (g[0] + 0.5 * g[2]), -2.0 / 3.0 * ROOT_HALF * g[1]
     high, rest = (g[0] + 2.0 * g[2]) * (1.0 / 6.0), ROOT_TWO / 6.0 * g[1]
-    return [g[0], even + odd, even - odd, high + rest, high - rest, g[2]]
+    return [g[0], even + odd, even - odd, high + rest, high - rest, g[2]]  # 0, ±√½, ±√2, ∞
 
 
 @k.inline
@@ -289,6 +293,7 @@ def transform_input(
         last_line, last_column = top + (POINTS - 1) * down, left + (POINTS - 1) * along
         inside = (top >= 0) & (left >= 0) & (last_line < high) & (last_column < wide)
         target = v[i * stride :]
+        # a tile inside the image is read in place, one at the edge from a copy with zeros
         if inside:
             source = flat[((at.image * high + top) * wide + left) * channels :]
             line, pixel = down * wide * channels, along * channels
@@ -311,6 +316,7 @@ def multiply_matrix(
         for height in k.unroll(tile_heights(t)):
             if height == tile_height:
                 tile = replace(t, height=height)
+                # a register tile is two vectors wide
                 for half in k.static_range(0, COLUMNS, 2 * t.width):
                     multiply_tile(
                         Matrix(m[row * COLUMNS + half :], COLUMNS), Matrix(v[row * stride :], stride),
@@ -340,10 +346,12 @@ def store_tiles(
             positions = Square(y[col:], STEP, STEP * COLUMNS, COLUMNS)
             transform_square(positions_of, sums, positions, width)
         at = tile_place(first + tile, im)
+        # positions past the edge of the image are not stored
         for i in range(k.min(STEP, k.ceildiv(high - at.line, down))):
             row = (at.image * high + at.line + i * down) * wide + at.column
             positions = y[i * STEP * COLUMNS :]
             count_along = k.min(STEP, k.ceildiv(wide - at.column, along))
+            # without dilation the positions of a line are neighbors in memory
             if along == 1:
                 store_tile(results, positions, row, count_along, column)
             else:
@@ -413,6 +421,7 @@ def winograd_filter(out: k.Output, weight: k.Input, ctx: k.Context) -> None:
     channels, columns = weight.shape[3], weight.shape[4]
     flat, step = weight.reshape(weight.size), channels * columns
     for strip, c in ctx.parallel((out.shape[0], channels)):
+        # [strip][product][channel][column]
         target = out[strip, c * COLUMNS :]
         for col in range(0, COLUMNS, width):
             column = strip * COLUMNS + col

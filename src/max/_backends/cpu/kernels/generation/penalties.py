@@ -51,6 +51,7 @@ def penalties(
     check_size("frequency penalties", frequency.size, batch)
     check_size("presence penalties", presence.size, batch)
     check_size("repetition penalties", repetition.size, batch)
+    # offsets are data: nothing is read by them before they are checked
     if k.i64(offsets[batch]) > tokens.size:
         raise ValueError(
             "offsets[{}] is {}, expected {} or less, the number of tokens",

@@ -26,6 +26,7 @@ def overlap(a: Any, b: Any) -> Any:
     area_a = k.abs((a[2] - a[0]) * (a[3] - a[1]))
     area_b = k.abs((b[2] - b[0]) * (b[3] - b[1]))
     union = area_a + area_b - common
+    # 0 of the boxes' dtype
     return common / union if union > 0.0 else a[0] * 0.0
 
 
@@ -68,6 +69,7 @@ def suppress(
                     kept += 1
                     row[index] = nothing
                     for i in range(count):
+                        # -inf: kept already, below the threshold, or suppressed
                         if row[i] > nothing:
                             if overlap(boxes[b, i], boxes[b, index]) > max_overlap[0]:
                                 row[i] = nothing

@@ -89,6 +89,7 @@ def _lower_gather(
     axis = int(attributes["axis"]) % rank
     last = axis + len(indices.shape)
     (out,) = results
+    # views [outer, n, inner], [outer, size, inner] and [n]
     args = (
         view("result", 0, out, (range(axis), range(axis, last), range(last, len(out.shape)))),
         view("operand", 0, x, around(axis, rank)),

@@ -89,6 +89,7 @@ def scatter(
         remaining = k.i64(column)
         at = k.i64(0)
         place = k.i64(0)
+        # the other axes by their row-major index, from the last axis on
         for reverse in k.static_range(len(sizes)):
             d = len(sizes) - 1 - reverse
             if d != axis:
@@ -162,6 +163,7 @@ def _lower_scatter_nd(
         raise NotImplementedError(
             f"mo.scatter_nd: index vectors of {depth} for rank {rank}; a static length up to the rank fits"
         )
+    # an axis for each number of an index vector; the axes behind them are a row
     groups = (*((d,) for d in range(depth)), range(depth, rank))
     leading = len(indices.shape) - 1
     args = (

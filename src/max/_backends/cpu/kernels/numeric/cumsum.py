@@ -41,6 +41,7 @@ def _scan(
     """The sums of a column, or of `width` neighboring columns."""
     size = x.shape[1]
     floats = zero.dtype.is_float
+    # floats: a sum in two numbers, the second with what the first loses in rounding
     total, lost = no_sum(zero) if floats else (zero, zero)
     base = zero
     rest = zero
@@ -96,6 +97,7 @@ def cumsum(out: k.Output, x: k.Input, ctx: k.Context, *, exclusive: bool, revers
             zeros = k.splat(sum_dtype(0), width)
             _scan(out, x, o, column, zeros, exclusive, reverse, width)
         else:
+            # the columns that fill no vector, one by one
             for j in range(column, inner):
                 _scan(out, x, o, j, sum_dtype(0), exclusive, reverse, 0)
 

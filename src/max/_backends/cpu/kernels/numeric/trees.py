@@ -84,6 +84,7 @@ def mask_rows(sums: k.View, columns: k.View, tables: Masks, vectors: int, width:
     for tree in range(masks.shape[0]):
         bits = k.tile(dtype, (vectors,), width=width)
         for v in k.static_range(vectors):
+            # at first each leaf may be the one
             bits[v] = k.splat(~k.cast(0, dtype), width)
         count = k.i64(counts[tree])
         if count < 0 or count > masks.shape[1]:
@@ -106,6 +107,7 @@ def mask_rows(sums: k.View, columns: k.View, tables: Masks, vectors: int, width:
         first = k.i64(targets[tree])
         leaves = weights[tree]
         for z in k.static_range(vectors):
+            # the first leaf that no node has excluded
             places = k.cast(k.count_trailing_zeros(bits[z]), k.i32)
             check_indices("leaves", places, k.i32(weights.shape[1]))
             add_leaves(sums, leaves, places, first, z, width)
@@ -181,6 +183,7 @@ def nodes_that_fail(
     limit = tables.limits.load(tree, node, width=width, mask=mask)
     missing = tables.missing.load(tree, node, width=width, mask=mask) != 0
     some = tables.masks.load(tree, node, width=width, mask=mask)
+    # NaN passes a node with `missing` and fails any other, as in `mask_rows`
     fails = k.select(missing, value > limit, ~(value <= limit))
     return k.select(fails if mask is None else fails & mask, bits & some, bits)
 
@@ -237,6 +240,7 @@ def clear_leaves(
     some = tables.masks.load(tree, node, width=width, mask=mask)
     fails = k.permute(row.low, row.high, feature) > limit
     bits = k.select(fails if mask is None else fails & mask, bits & some, bits)
+    # unsigned: a negative feature is a large one
     return bits, k.bitcast(feature, k.u32)
 
 
@@ -271,6 +275,7 @@ def mask_plain_row(sums: k.View, row: Row, lane: k.Integer, tables: Masks, width
         if leaf >= weights.shape[1]:
             raise IndexError("trees: leaf {}, of {}", leaf, weights.shape[1])
         total = total + weights[tree, leaf, 0]
+    # checked once for all trees: a permutation reads no memory by a feature
     exist = ~k.any(most >= k.u32(row.x.shape[0]))
     if exist:
         sums[0, lane] = total
@@ -360,6 +365,7 @@ def walk_rows(sums: k.View, x: k.View, rows: Any, tables: Walks, vectors: int, w
         for v in k.static_range(vectors):
             at[v] = k.splat(roots[tree], width)
             check_indices("nodes", at[v], nodes)
+        # a leaf is its own successor: lanes that arrive early stay
         for _ in range(k.i64(depths[tree])):
             for u in k.static_range(vectors):
                 here = at[u]
@@ -395,6 +401,7 @@ def tree_walk(out: k.Output, x: k.Input, tables: Walks, ctx: k.Context, *, outpu
         first = k.tile(k.i64, (VECTORS,), width=width)
         for v in k.static_range(VECTORS):
             lanes = k.splat(start + v * width, width) + k.iota(k.i64, width)
+            # lanes past the last row repeat it
             first[v] = k.min(lanes, k.splat(rows - 1, width)) * x.shape[1]
         if count > width:
             walk_rows(sums, x, first, tables, VECTORS, width)

@@ -77,17 +77,20 @@ def project_task(
     width: int,
 ) -> None:
     """Stores the products with A of the rows of a task, times their scales, and with the first rows of A the heads."""
+    # 4 rows by 4 chains are 16 sums: too many for 16 registers
     most = ROWS if k.target().registers >= 32 else 2
     used = k.min(task.end, k.i64(adapters.num_adapted[0]))
     at = task.at
     while at < used:
         here = site_at(adapters, at, task.begin, task.index, max_rank)
         last = run_end(adapters, at, used)
+        # of the tasks of a row the first one stores its heads
         if task.rank == 0:
             changes = here.rank > 0 or here.vectors
             first = k.i64(adapters.slots[at]) * adapters.memory.shape[1] + task.begin
             for position in range(at, last):
                 row = row_at(adapters, position)
+                # -1: nothing is added to the product
                 heads[row, task.head] = first + task.b if changes else -1
                 heads[row, task.head + 1] = here.rank
                 heads[row, task.head + 2] = first + task.gain if here.vectors else -1
@@ -158,12 +161,14 @@ def project_adapters(
     padded = narrow.shape[1] // len(sites)
     blocks = k.ceildiv(rows, ROWS)
     ranks = k.i64(RANKS)
+    # enough tasks without splitting the ranks, so that each reads x once
     if blocks * len(sites) >= 4 * ctx.num_workers:
         ranks = k.ceildiv(max_rank, RANKS) * RANKS
     for block, number, group in ctx.parallel((blocks, len(sites), k.ceildiv(max_rank, ranks))):
         at = block * ROWS
         for n in k.static_range(len(sites)):
             if n == number:
+                # from this site to the next: prefetched after the last rows of A
                 following = sites[n + 1 if n + 1 < len(sites) else n][0] - sites[n][0]
                 task = Projection(
                     at, k.min(at + ROWS, rows), group * ranks, group * ranks + ranks, begin + sites[n][0],

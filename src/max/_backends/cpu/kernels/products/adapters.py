@@ -286,6 +286,7 @@ def expand_rows(
         width: The elements of a vector.
         masked: Whether the panel has fewer columns than `LORA_PANEL`.
     """
+    # at most four vectors, which are 16 sums with four rows
     vectors = LORA_PANEL // width if LORA_PANEL < 4 * width else 4
     for part in k.static_range(LORA_PANEL // (width * vectors)):
         inner = part * width * vectors
@@ -380,8 +381,10 @@ def add_adapters(
         while at < end:
             here = site_at(adapters, at, begin, index, of.max_rank)
             last = run_end(adapters, at, end)
+            # adapters have ranks of their own: a task past one has nothing to do
             if rank < here.rank:
                 if tokens:
+                    # an embedding: the product with A is a row of its table
                     for position in range(at, last):
                         token = k.i64(x[row_at(adapters, position), 0])
                         if token < 0 or token >= of.inputs:

@@ -112,6 +112,7 @@ def prefetch_step(
         lines: The number of cache lines of the panel per step.
     """
     if prefetches == ROWS:
+        # the steps of a part together cover the row
         next_row.prefetch(part_step * height)
     else:  # into the L2 cache: the next tiles still read the panel in the L1 cache
         for line in k.static_range(lines):

@@ -96,14 +96,17 @@ def lstm_cell(
 ) -> Any:
     """The state of an LSTM; `outs` are the outputs, and the memory, which is updated in place."""
     memory, (d, row, at, width, mask) = outs[1], units
+    # the order of ONNX: input, output, forget, cell
     enter, leave, forget, new = [sums[g] + inputs[g] for g in k.static_range(4)]
     cell = memory.load(d, row, at, width=width, mask=mask)
+    # peepholes have the order of ONNX too: input, output, forget
     if form.looks:
         enter = enter + cell * x.peepholes.load(d, 0, at, width=width, mask=mask)
         forget = forget + cell * x.peepholes.load(d, 2, at, width=width, mask=mask)
     entered = activate_gate(enter, form.gate, form.clip)
     kept = 1.0 - entered if form.coupled else activate_gate(forget, form.gate, form.clip)
     after = kept * cell + entered * activate_gate(new, form.candidate, form.clip)
+    # the output gate sees the new memory, the others the old one
     if form.looks:
         leave = leave + after * x.peepholes.load(d, 1, at, width=width, mask=mask)
     memory.store(d, row, at, value=after, mask=mask)
@@ -123,8 +126,10 @@ def gru_cell(
     outs: tuple[Any, ...], sums: Any, inputs: Any, source: k.View, x: Gru, form: Form, units: Units
 ) -> Any:
     """The state of a GRU whose reset gate scales the product."""
+    # the order of ONNX: update, reset, hidden
     update = activate_gate(inputs[0] + sums[0], form.gate, form.clip)
     reset = activate_gate(inputs[1] + sums[1], form.gate, form.clip)
+    # the reset gate scales the bias of the product too
     inner = sums[2] + x.bias.load(units.d, units.at, width=units.width, mask=units.mask)
     new = activate_gate(inputs[2] + reset * inner, form.candidate, form.clip)
     old = source.load(units.d, units.row, units.at, width=units.width, mask=units.mask)

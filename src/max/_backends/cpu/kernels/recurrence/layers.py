@@ -79,8 +79,10 @@ def gate_sums(state: k.View, weight: k.View, place: Place, gates: tuple[int, ...
     rows, width = place.rows, place.width
     unroll = UNROLL if rows == 1 else 1
     totals = k.tile(k.f32, (rows, len(gates)), width=width)
+    # a single row has room for the sums of all gates
     for group in groups_of(gates, len(gates) if rows == 1 else place.registers // rows):
         sums = k.tile(k.f32, (rows, unroll, len(group)), width=width, fill=0.0)
+        # the elements are padded to whole blocks, a multiple of `unroll`
         for p in range(0, weight.shape[0], unroll):
             for u in k.static_range(unroll):
                 loads = [weight.load(p + u, gate, place.lane, width=width) for gate in group]
@@ -106,6 +108,7 @@ def end_of(lengths: Any, row: k.Integer, length: k.Value) -> Any:
 @k.inline
 def time_of(place: Place, end: k.Value, direction: str) -> Any:
     """The position in a sequence that an active step reads; a backward direction reads from the end."""
+    # the first of the directions that runs backward
     first_backward = {"bidirectional": 1, "reverse": 0, "forward": 2}[direction]
     return k.select(place.d >= first_backward, end - 1 - place.number, k.i64(place.number))
 
@@ -173,6 +176,7 @@ def gru_gates(phase: Phase, states: tuple[Any, Any], x: Gru, form: Form, place: 
     for r in k.static_range(place.rows):
         row = place.row + r
         end = end_of(x.lengths, row, x.gates.shape[0])
+        # past its end a sequence computes gates that `step_rows` ignores: any position is fine
         time = k.max(k.min(time_of(place, end, form.direction), x.gates.shape[0] - 1), 0)
         parts = [
             x.gates.load(time, row, d, g, at, width=width, mask=mask) for g in k.static_range(2)
@@ -213,6 +217,7 @@ def each_place(
     many, few = (8, 4) if ctx.target.registers >= 32 else (4, 2)
     directions, blocks = batch[0], (num_units + UNITS - 1) // UNITS
     tasks, workers = directions * blocks, ctx.num_workers
+    # the same tasks in each step: the worker's weights stay in its L2 cache
     for task in range(ctx.worker * tasks // workers, (ctx.worker + 1) * tasks // workers):
         d, block = batch[2] + task // blocks, task % blocks
         for lane in k.static_range(0, UNITS, width):
@@ -295,6 +300,7 @@ def lstm(
     check_layer(y, final, x)
     check_size("the batch", x.memory.shape[1], x.gates.shape[1])
     fill_states(states[0], x.state, ctx)
+    # the second one too: its padding is read as well
     fill_states(states[1], x.state, ctx)
     fill_states(memory, x.memory, ctx)
     run_steps(

@@ -225,6 +225,7 @@ def _add_all(
                 add_adapter_products(
                     own, left, right, rank, size, 4, panels, share.row, share.width
                 )
+            # three rows are two and one: each number of rows is a copy of the code
             elif same >= i + 2:
                 same = i + 2
                 add_adapter_products(
@@ -273,6 +274,7 @@ def prefetch_next(
             # adapters have one rank at most sites
             rank = k.min(terms.heads[row + i, 1], terms.narrow.shape[1])
             lines = k.ceildiv(rank * after.inputs, line)
+            # the share of this strip
             for j in range(lines * strip // strips, lines * (strip + 1) // strips):
                 for distance in k.unroll(after.distances):
                     # beyond the memory of the last adapter nothing is read

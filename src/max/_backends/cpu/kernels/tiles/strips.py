@@ -132,6 +132,7 @@ def store_tile(
         column: The first column.
     """
     out, extra, epilogue, width = results.out, results.extra, results.epilogue, results.width
+    # the last strip may have fewer columns
     columns = k.min(COLUMNS, out.shape[1] - column)
     for i in range(count):
         for j, mask in k.vectors(columns, width):
@@ -255,6 +256,7 @@ def prefetch_tile(results: Results, row: k.Value, column: k.Value, height: int) 
     """Prefetches a tile of the result for writing, and the operands that the epilogue reads for it."""
     prefetch_rows(results.out, row, column, height, COLUMNS, True)
     for other in k.unroll(results.extra):
+        # a view of rank 2 has other elements for each row
         if other.rank == 2:
             prefetch_rows(other, row, column, height, COLUMNS, False)
 
@@ -265,5 +267,6 @@ def prefetch_rows(
 ) -> None:
     """Prefetches some columns of some rows, a cache line at a time."""
     for i in range(height):
+        # j counts bytes
         for j in k.static_range(0, columns * x.dtype.size, CACHE_LINE):
             x.prefetch(row + i, column + j // x.dtype.size, write=write)

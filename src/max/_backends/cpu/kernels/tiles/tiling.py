@@ -65,6 +65,7 @@ def tiling(target: Target, a: k.ScalarType, b: k.ScalarType, folds: bool = False
         sums = k.f32
     # pairs only where one instruction multiplies them
     pairs = a is k.bf16 and b is k.bf16 and bool(target.dot_bf16_lanes(target.width(k.f32)))
+    # accumulators of two vectors each: 24 of 32 registers, or 12 of 16
     height, gemv_rows = (12, 4) if target.registers >= 32 else (6, 2)
     lane, pair = (k.i32, 2) if pairs else (sums, 1)
     return Tiling(sums, lane, pair, target.width(sums), height, gemv_rows, folds)

@@ -127,6 +127,7 @@ class CodedPanel(NamedTuple):
 @k.inline
 def coded_panel(panels: CodedPanels, strip: k.Value, depth: Any) -> CodedPanel:
     """The panel of a strip."""
+    # place, form + 4 * escapes, and 16 bytes of table
     entry = panels.memory.view(k.i64)[ENTRY * (panels.first + strip) :]
     memory = panels.memory[entry[0] :]
     form, escapes = entry[1] % 4, entry[1] // 4
@@ -182,6 +183,7 @@ def decode_step(unit: k.View, table: k.Value, step: int, first: int, t: Tiling) 
     """Two vectors of pairs of a step, from column `first` on: the upper halves."""
     size = 4 * t.width
     low = unit.load(step * STEP_BYTES + 2 * first, width=size)
+    # both steps of a unit share these bytes, half a byte each
     index = unit.load(2 * STEP_BYTES + 2 * first, width=size)
     if step == 1:
         # a lookup takes four bits, so that bits of neighbors do no harm
@@ -238,6 +240,7 @@ def copy_block(
         for i in range(0, length * COLUMNS, t.width):
             block.store(i, value=elements.load(begin * COLUMNS + i, width=t.width))
     else:
+        # a word has two rows of k of a column
         pairs = elements.view(k.i32)[begin // 2 * COLUMNS :]
         for n in range(length // 2):
             for column in k.static_range(0, COLUMNS, t.width):
@@ -290,7 +293,7 @@ def patch(block: k.View, panel: CodedPanel, begin: k.Value, length: k.Value, t: 
 def upper_byte(place: k.Value, t: Tiling) -> Any:
     """The byte of the decoded rows that holds the upper byte of the weight at a place in the panel."""
     if t.pair == 2:
-        return 2 * place + 1
+        return 2 * place + 1  # the last byte of a bf16
     else:
         # [steps][2 * COLUMNS]: a column's pair; decoded, [steps][2][COLUMNS] of f32
         step, column, odd = place // STEP_BYTES, place % STEP_BYTES // 2, place % 2
@@ -302,7 +305,7 @@ def panel_size(form: k.Value, escapes: k.Value, depth: k.Value, dtype: k.View, c
     """The bytes of a panel of a form, whole cache lines."""
     size = depth * COLUMNS * dtype.size
     if form != PLAIN:
-        size = depth * COLUMNS * 2
+        size = depth * COLUMNS * 2  # bf16
         if coding == CODED:
             size = round_up(depth // UNIT_DEPTH * UNIT_BYTES + 4 * escapes, CACHE_LINE)
     return size

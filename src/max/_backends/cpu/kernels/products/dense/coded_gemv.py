@@ -57,11 +57,12 @@ def add_coded_unit(
 ) -> None:
     """Adds the products of a unit without escapes."""
     unit = panel.bytes[unit_index * UNIT_BYTES :]
+    # two bf16 of a row as one word: a single broadcast for both
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
     sums, rows, vectors, first = s
     prefetch_stream(unit, UNIT_BYTES, rows)
     for step in k.static_range(2):
-        n = 2 * unit_index + step
+        n = 2 * unit_index + step  # the word of the row
         for v in k.static_range(0, vectors, 2):
             column = first + v * t.width
             both = decode_step(unit, panel.table, step, column, t)
@@ -115,6 +116,7 @@ def add_coded_units(
     number = begin
     while number < end:
         stop = end
+        # up to the unit with the next escape no unit is tested
         if escape < panel.escapes:
             stop = k.min(end, k.i64(escapes[escape] >> 8) // UNIT_PLACES)
         for plain in range(number, stop):
@@ -124,6 +126,7 @@ def add_coded_units(
             decode_units(memory, panel, number * UNIT_DEPTH, UNIT_DEPTH, t)
             add_decoded(s, a, begins, memory, number, t)
             number += 1
+            # a unit may have several escapes
             while escape < panel.escapes and k.i64(escapes[escape] >> 8) < number * UNIT_PLACES:
                 k.brief()
                 escape += 1
@@ -136,6 +139,7 @@ def gemv_columns(
 ) -> None:  # fmt: skip
     """Multiplies `rows` rows of A by some vectors of columns of a panel; see `packed_matmul.gemv_panel`."""
     target = Matrix(c, COLUMNS)
+    # sums of each K block begin at 0, as on the GEMM path: see `Tiling.folds`
     if t.folds:
         cut = cut_depth(a.size, LANES_K * t.pair, STEP)
         for number in range(cut[0]):
@@ -173,6 +177,7 @@ def gemv_coded(c: k.View, a: k.View, panel: CodedPanel, memory: k.View, t: Tilin
         done = k.i64(0)
         for count, fewer in k.unroll(gemv_passes(k.target())):
             if done == 0 and remaining > fewer:
+                # more than two rows leave registers for the sums of two vectors each
                 vectors = COLUMNS // t.width if count <= 2 else 2
                 for first in range(0, COLUMNS, vectors * t.width):
                     pass_rows = GemvRows(flat[i * size :], size, remaining)

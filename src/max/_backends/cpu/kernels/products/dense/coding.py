@@ -30,6 +30,7 @@ def upper_pairs(panel: k.View, n: k.Value, column: k.Value, width: int) -> Any:
     """A vector of pairs of a step of a plain panel: the upper halves."""
     if panel.dtype == k.f32:
         words = panel.view(k.u32)
+        # f32 panels are [k][COLUMNS]: the two of a pair are in neighboring rows
         even = words.load(2 * n * COLUMNS + column, width=width)
         odd = words.load((2 * n + 1) * COLUMNS + column, width=width)
         return even >> 16 | (odd & 0xFFFF0000)
@@ -45,6 +46,7 @@ def count_bytes(counts: k.View, panel: k.View) -> None:
         counts[i] = k.i64(0)
     octets = panel.view(k.u8)
     for i in range(panel.shape[0]):
+        # little-endian: the upper byte is the last
         counts[k.i64(octets[i * size + size - 1])] += 1
 
 
@@ -68,6 +70,7 @@ def choose_table(table: k.View, counts: k.View) -> Any:
             if counts[byte] > counts[best]:
                 best = k.i64(byte)
         table[i] = k.u8(best)
+        # neither chosen again nor counted below
         counts[best] = k.i64(-1)
     escapes = k.i64(0)
     for byte in range(256):
@@ -88,6 +91,7 @@ def code_vectors(
     index = k.splat(k.u8(0), octets)
     for i in k.static_range(1, TABLE):
         index = k.select(upper == table[i], k.splat(k.u8(i), octets), index)
+    # a byte that is not in the table has index 0, which stands for another byte
     return index, k.all(k.lookup(table, index) == upper)
 
 
@@ -108,6 +112,7 @@ def code_panel(target: k.View, panel: k.View, table: k.View, t: Tiling) -> None:
                 indices = indices | index << (4 * step)
                 complete = complete and found
             unit.store(2 * STEP_BYTES + 2 * first, value=indices)
+        # a second look at each place of the few units with escapes
         if not complete:
             for place in range(number * 2 * STEP_BYTES, (number + 1) * 2 * STEP_BYTES):
                 byte = upper_of(panel, place)
@@ -178,6 +183,7 @@ def code_panels(out: k.Output, panels: k.Input, ctx: k.Context, *, form: int) ->
     for strip in ctx.parallel(strips):
         plan_panel(memory, strip, panels[strip], counts, form, t.width)
     ctx.barrier()
+    # a place depends on the sizes of all panels before it
     if ctx.worker == 0:
         place = round_up(8 * ENTRY * strips, CACHE_LINE)
         for strip in range(strips):

@@ -215,6 +215,7 @@ def pack_affine(unit: k.View, row: k.Integer, block: k.View, packed_format: Pack
     # [2][ROWS]: d, then m
     for i in k.static_range(2):
         halves[ROWS * i + row] = k.u16(block[2 * i]) | k.u16(block[2 * i + 1]) << 8
+    # d, m and 12 bytes of scales; in Q5_K then 32 bytes of upper bits
     start = 48 if packed_format.bits == 5 else 16
     for part in k.static_range(8):
         scale, offset = scale_and_offset(block, part)
@@ -242,6 +243,7 @@ def pack_affine(unit: k.View, row: k.Integer, block: k.View, packed_format: Pack
 @k.inline
 def pack_q6_k(unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q6_K, which consists of eight blocks of 32 with two scales each."""
+    # 128 bytes of low halves, 64 of upper bits, 16 scales, d
     unit.view(k.u16)[row] = k.u16(block[208]) | k.u16(block[209]) << 8
     # 16 scales: two for each of the eight blocks of 32
     for part in k.static_range(16):
@@ -270,6 +272,7 @@ def pack_q6_k(unit: k.View, row: k.Integer, block: k.View, packed_format: Packed
 def pack_q2_k(unit: k.View, row: k.Value, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q2_K, which consists of eight blocks of 32 with two scales and offsets each."""
     halves = unit.view(k.u16)
+    # 16 scales with offsets, 64 bytes of elements, d and m
     for i in k.static_range(2):
         halves[ROWS * i + row] = k.u16(block[80 + 2 * i]) | k.u16(block[81 + 2 * i]) << 8
     for part in k.static_range(8):
@@ -321,6 +324,7 @@ def store_six_bits(
 @k.inline
 def pack_q3_k(unit: k.View, row: k.Integer, block: k.View, packed_format: PackedFormat) -> None:
     """Packs a block of Q3_K, which consists of eight blocks of 32 with two scales each."""
+    # 32 bytes of upper bits, 64 of lower ones, 12 of scales, d
     unit.view(k.u16)[row] = k.u16(block[108]) | k.u16(block[109]) << 8
     for part in k.static_range(8):
         lines = lines_of(unit, part, packed_format)

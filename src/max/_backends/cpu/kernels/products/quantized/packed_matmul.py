@@ -392,6 +392,7 @@ def lower_matmul(
     last = len(x.shape) - 1
     inner = x.shape[last]
     rows = product(x.shape[:last])
+    # per block and row: 32 bytes of elements, a scale, a sum for each part
     words = inner // BLOCK * (8 + 1 + FORMATS[encoding].parts)
     size = (rows + gemm_amx.TILE_ROWS) * words + SMALL_WORKERS * SMALL_WORDS
     workspace = Workspace(DType.float32, (size,))
