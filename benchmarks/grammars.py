@@ -30,6 +30,7 @@ from max.interfaces import PipelineTask, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
+from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.structured import grammar
 
 NEW = 64
@@ -110,7 +111,9 @@ def decode(
         )
         for row in range(sequences)
     ]  # fmt: skip
-    engine = Engine(pipeline, limits_of(pipeline))
+    # as in an engine that serves another process
+    reader = StepReader(lambda outputs: None)
+    engine = Engine(pipeline, limits_of(pipeline, are_steps_read=True), reader)
     for context in contexts:
         pipeline.prepare(context)
         engine.submit(context)
@@ -127,6 +130,7 @@ def decode(
     for context in contexts:
         engine.cancel(context.request_id)
     engine.step()
+    reader.close()
     return seconds, cpu, count, steps * sequences
 
 
@@ -136,16 +140,19 @@ def row_of(pipeline: Any, kind: str, name: str, sequences: int, new: int, rounds
     walls: dict[bool, list[float]] = {False: [], True: []}
     cpus: dict[bool, list[float]] = {False: [], True: []}
     tokens = steps = 0
+    length = new
     for number in range(rounds + 1):
-        length = new
-        for constrained in (True, False):
+        # in turns, as the first one of a pair finds other caches
+        for constrained in (False, True) if number % 2 else (True, False):
             # the system stops processes of real-time priority that take all of the time
             time.sleep(PAUSE)
             seconds, cpu, count, ran = decode(
-                pipeline, sequences, length, number, own if constrained else None, options
-            )
-            # without the grammar as many tokens
-            length = max(count // sequences, 8)
+                pipeline, sequences, new if constrained else length, number,
+                own if constrained else None, options,
+            )  # fmt: skip
+            if constrained:
+                # without the grammar as many tokens
+                length = max(count // sequences, 8)
             # the first round compiles what is not compiled yet
             if number:
                 walls[constrained].append(seconds / count)

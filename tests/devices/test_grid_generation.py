@@ -105,7 +105,7 @@ def test_the_host_reads_and_ends_a_loop(folder: Path, device: GridDevice) -> Non
     try:
         inputs.num_steps = 5
         result = pipeline.execute(inputs)
-        count = reader.end(5).get(context.request_id, 0)
+        count = len(reader.end(5).get(context.request_id, []))
     finally:
         reader.close()
         pipeline.read_steps(None)

@@ -27,13 +27,14 @@ from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.config.model_config import SamplingConfig
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
+from max.pipelines.generation.steps import step_reader
 from max.pipelines.generation.steps.decode_loop import (
     DecodeLoop,
     TokenTables,
     constrained_step_graph,
 )
 from max.pipelines.generation.steps.grammar_steps import GrammarSteps
-from max.pipelines.generation.steps.step_reader import _ends
+from max.pipelines.generation.steps.step_reader import StepReader, _Run
 from max.pipelines.sampling.graph import token_sampler
 from max.pipelines.structured import grammar, step_masks
 from max.pipelines.structured.constraint import Constraints
@@ -110,15 +111,29 @@ def request(pipeline: Any, number: int, own: str | None, **options: Any) -> Text
     )  # fmt: skip
 
 
-def answers(pipeline: Any, contexts: list[TextContext]) -> list[list[int]]:
-    engine = Engine(pipeline, limits_of(pipeline))
+def answers(
+    pipeline: Any, contexts: list[TextContext], delivered: list[int] | None = None
+) -> list[list[int]]:
+    """The answers, as clients see them; `delivered` receives the tokens that a reader delivers during calls."""
+    streamed: dict[Any, list[int]] = {context.request_id: [] for context in contexts}
+
+    def deliver(outputs: list[TextGenerationOutput]) -> None:
+        for output in outputs:
+            streamed[output.request_id] += output.tokens
+            assert delivered is not None
+            delivered.extend(output.tokens)
+
+    reader = None if delivered is None else StepReader(deliver)
+    engine = Engine(pipeline, limits_of(pipeline), reader)
     for context in contexts:
         engine.submit(context)
-    streamed: dict[Any, list[int]] = {context.request_id: [] for context in contexts}
     while not engine.idle:
         for outcome in engine.step():
             assert isinstance(outcome, TextGenerationOutput), outcome
             streamed[outcome.request_id] += outcome.tokens
+    if reader is not None:
+        pipeline.read_steps(None)
+        reader.close()
     assert all(context.failure is None for context in contexts)
     assert [*streamed.values()] == [context.generated_tokens.tolist() for context in contexts]
     pipeline.kv_managers[0].pages.check()
@@ -149,6 +164,30 @@ def test_they_equal_single_steps(pipeline: Any, calls: list[tuple[int, bool]], s
     found = answers(pipeline, contexts())
     assert calls or seed == 5  # with penalties there are single steps only
     assert single_steps(pipeline, contexts()) == found
+    assert answers(pipeline, contexts(), []) == found
+
+
+def test_tokens_under_a_grammar_are_delivered_while_the_call_runs(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_reader, "SHORTEST_INTERVAL_S", 1e-5)
+    contexts = [request(pipeline, n, GRAMMARS[4], temperature=0.0) for n in range(2)]
+    delivered: list[int] = []
+    found = answers(pipeline, contexts, delivered)
+    assert len(delivered) > sum(map(len, found)) / 4, "of calls of five steps at most four fifths"
+
+
+def test_nothing_is_delivered_of_what_other_requests_lost(pipeline: Any) -> None:
+    """No row of a step whose masks failed for one of the requests, nor of a later step."""
+    lost = [3]
+    run = _Run(
+        [request(pipeline, n, GRAMMARS[4]) for n in range(2)], [frozenset(), frozenset()],
+        np.arange(10).reshape(5, 2), 0.0, lambda: lost[0],
+    )  # fmt: skip
+    found: dict[Any, list[int]] = {}
+    reader = StepReader(lambda outputs: found.update({o.request_id: o.tokens for o in outputs}))
+    assert reader._read(run) and run.last
+    assert [*found.values()] == [[0, 2, 4], [1, 3, 5]]
 
 
 @pytest.mark.parametrize("pattern", [r"[a-zA-Z0-9 .,\n]{200,}", r"([a-z]{4}[0-9]{3}[A-Z]){9,}"])
@@ -313,7 +352,11 @@ def test_a_mask_that_fails_ends_its_request_alone(
                 hashlib.pbkdf2_hmac("sha256", b"", b"", 9999)  # without Python's lock
 
         contexts = [request(pipeline, n, GRAMMARS[4], temperature=0.0) for n in range(3)]
-        engine = Engine(pipeline, limits_of(pipeline))
+        seen: dict[Any, list[int]] = {context.request_id: [] for context in contexts}
+        reader = StepReader(
+            lambda outputs: [seen[o.request_id].extend(o.tokens) for o in outputs] and None
+        )
+        engine = Engine(pipeline, limits_of(pipeline), reader)
         for context in contexts:
             engine.submit(context)
         engine.step()
@@ -321,13 +364,19 @@ def test_a_mask_that_fails_ends_its_request_alone(
             contexts[1].set_matcher(Failing(contexts[1].matcher, fail, left))
         try:
             while not engine.idle:
-                engine.step()
+                for outcome in engine.step():
+                    if isinstance(outcome, TextGenerationOutput):
+                        seen[outcome.request_id] += outcome.tokens
         finally:
             go.set()
+            pipeline.read_steps(None)
+            reader.close()
         while pipeline._constraints._thread.overdue:
             time.sleep(0.001)
         pipeline.kv_managers[0].pages.check()
         found = [context.generated_tokens.tolist() for context in contexts]
+        for own, tokens in zip(seen.values(), found, strict=True):
+            assert own == tokens[1 : 1 + len(own)] and len(own) >= len(tokens) - 2
         return found, [str(context.failure or "") for context in contexts]
 
     expected, _ = run(False)
@@ -498,12 +547,6 @@ def test_tables_of_another_shape_are_refused(
         outcomes = [outcome for _ in range(3) for outcome in engine.step()]
     problems = [str(error) for one in outcomes if (error := getattr(one, "error", None))]
     assert len(problems) == 1 and f"got shape [{batch}, {vocabulary}]" in problems[0]
-
-
-def test_the_reader_delivers_no_token_that_may_be_dropped(pipeline: Any) -> None:
-    free, own = request(pipeline, 0, None), request(pipeline, 1, GRAMMARS[4])
-    pipeline.prepare(own)
-    assert _ends(free) == frozenset(free.eos_token_ids) and _ends(own) is None
 
 
 def test_ordinary_tokens_are_whole_characters(pipeline: Any) -> None:

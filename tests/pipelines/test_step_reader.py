@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from max.pipelines.generation.steps.step_reader import (
     _Run,  # pyright: ignore[reportPrivateUsage]
 )
 from max.pipelines.scheduler import SchedulerLimits
+from max.pipelines.structured import grammar
 from tests.pipelines.counting_pipeline import CountingPipeline, context, expected
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -74,7 +77,9 @@ def test_a_row_is_delivered_before_the_next_one_is_written() -> None:
                 assert deliveries.tokens[one.request_id] == rows[: step + 1, column].tolist()
         history[-1] = rows[-1]
         # the last row is of the execution's own outputs
-        assert reader.end(6) == {one.request_id: 5 for one in batch}
+        assert reader.end(6) == {
+            one.request_id: rows[:-1, column].tolist() for column, one in enumerate(batch)
+        }
         assert [len(tokens) for tokens in deliveries.tokens.values()] == [5, 5]
     assert reader.end(0) == {}
     reader.close()
@@ -123,7 +128,7 @@ def test_a_row_that_ends_a_sequence_is_not_delivered() -> None:
     history[3:] = 6
     threading.Event().wait(0.05)
     assert deliveries.tokens == {ended.request_id: [1, 2], ignoring.request_id: [8, 8]}
-    assert list(reader.end(3).values()) == [2, 2, 0]
+    assert list(reader.end(3).values()) == [[1, 2], [8, 8], []]
     reader.close()
 
 
@@ -292,7 +297,7 @@ def test_the_tokens_of_a_model(tiny, batch: int) -> None:
     tiny.read_steps(reader)
     try:
         assert generated(tiny, prompts, 300) == single
-        counts = list(reader.end(300).values())
+        counts = [len(own) for own in reader.end(300).values()]
     finally:
         tiny.read_steps(None)
         reader.close()
@@ -301,14 +306,18 @@ def test_the_tokens_of_a_model(tiny, batch: int) -> None:
         assert mine == tokens[1 : 1 + counts[0]]
 
 
-def sampled(tiny, interrupted_at: int | None) -> tuple[list[int], list[int]]:
-    """The tokens of a sampled request, and those that were delivered before an interrupt."""
+def sampled(
+    tiny, interrupted_at: int | None, own: str | None = None
+) -> tuple[list[int], list[int]]:
+    """The tokens of a sampled request, perhaps with a grammar, and those that were delivered before an interrupt."""
     deliveries = Deliveries()
     engine = Engine(tiny, limits_of(tiny), reader := StepReader(deliveries))
     request = TextContext(
         request_id=RequestID("sampled"), max_length=512, tokens=np.array([7, 8, 9]),
-        sampling_params=SamplingParams(temperature=1.1, top_k=-1, seed=11, ignore_eos=True),
-        ignore_eos=True,
+        sampling_params=SamplingParams(
+            temperature=1.1, top_k=-1, seed=11, ignore_eos=own is None
+        ),
+        ignore_eos=own is None, grammar=own, eos_token_ids=set(tiny.tokenizer.eos_token_ids),
     )  # fmt: skip
     engine.submit(request)
     tokens = deliveries.tokens.setdefault(request.request_id, [])
@@ -343,3 +352,37 @@ def test_a_sampled_request_goes_on_with_the_same_random_numbers(tiny) -> None:
     assert len(set(whole)) > 50 and len(whole) == 509
     assert whole[: len(early)] == early and len(early) >= 5
     assert tokens == whole
+
+
+def test_a_grammar_has_followed_what_was_delivered_before_an_interrupt(tiny) -> None:
+    own = grammar.of_json_schema('{"type": "string", "minLength": 300}')
+    whole, _ = sampled(tiny, None, own)
+    tokens, early = sampled(tiny, 9, own)
+    assert len(early) >= 9 and whole[: len(early)] == early
+    assert tokens == whole
+    json.loads(tiny.tokenizer.decode_now(tokens[:-1]))
+
+
+def test_calls_are_longer_where_their_tokens_are_read() -> None:
+    config = PipelineConfig(model_path=TINY, quantization_encoding="float32", max_length=64)
+    assert config.finds_num_steps
+    pipeline = SimpleNamespace(pipeline_config=config, repeats_steps=True)
+    alone, read = limits_of(pipeline), limits_of(pipeline, are_steps_read=True)  # type: ignore[arg-type]
+    assert (alone.max_seconds, read.max_seconds) == (0.04, 0.2)
+    config.model_config.data_parallel_degree = 2
+    assert limits_of(pipeline, are_steps_read=True).max_seconds == 0.04, "copies take turns"  # type: ignore[arg-type]
+
+
+def test_steps_that_nobody_reads_are_single_ones() -> None:
+    """Log-probabilities come with the result of a call, so that a call of several steps would hold them back."""
+    config = PipelineConfig(model_path=TINY, quantization_encoding="float32", max_length=64)
+    pipeline: Any = PIPELINE_REGISTRY.retrieve(config, PipelineTask.TEXT_GENERATION)[1]
+    for reader in (None, StepReader(Deliveries())):
+        engine = Engine(pipeline, limits_of(pipeline), reader)
+        one = context([7, 8], 40, ignore_eos=True, log_probabilities=1)
+        engine.submit(one)
+        counts = list[int]()
+        while not engine.idle:
+            counts += [len(outcome.tokens) for outcome in engine.step()]
+        assert (max(counts) == 1) == (reader is not None) and sum(counts) == 40
+    reader.close()

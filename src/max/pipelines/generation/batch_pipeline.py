@@ -32,6 +32,10 @@ MAX_SECONDS = 0.04
 """The time limit in seconds of an execution of several steps, if the configuration leaves their number open. It keeps
 streamed tokens arriving one by one."""
 
+READ_SECONDS = 0.2
+"""The same where a `StepReader` delivers each token meanwhile. Between two executions Python takes less than a
+hundredth of it, and a request that arrives or is cancelled ends an execution after its current step."""
+
 MIXED_STEP_RATIO = 1.8
 """The time limit of a step that decodes and reads prompts, as a multiple of a decoding step. Running requests then wait
 at most twice as long for a token; the difference to 2 leaves a margin for errors of the estimate."""
@@ -108,6 +112,15 @@ class BatchPipeline(
 
         Args:
             reader: Delivers the tokens; None: no reader.
+        """
+
+    def follow(self, context: TextGenerationContextType, token: int) -> None:
+        """Advances the grammar of a request by a token that was delivered before an execution was interrupted. Does
+        nothing by default.
+
+        Args:
+            context: The request; the token is already part of it.
+            token: The token.
         """
 
     def prepare(self, context: TextGenerationContextType) -> None:
@@ -256,13 +269,21 @@ def batch_pipeline(pipeline: object) -> BatchPipeline[Any]:
     return pipeline if isinstance(pipeline, BatchPipeline) else ForeignPipeline(pipeline)
 
 
-def limits_of(pipeline: BatchPipeline[Any]) -> SchedulerLimits:
-    """The limits of batches from the configuration of a pipeline."""
+def limits_of(pipeline: BatchPipeline[Any], are_steps_read: bool = False) -> SchedulerLimits:
+    """The limits of batches from the configuration of a pipeline.
+
+    Args:
+        pipeline: The pipeline.
+        are_steps_read: Whether a `StepReader` delivers tokens while an execution of several steps runs.
+    """
     config = pipeline.pipeline_config
     batch = config.max_batch_size or 1
     steps = max(config.max_num_steps, 1)
     if config.finds_num_steps and not pipeline.repeats_steps:
         steps = 1  # several steps in one call would save no time
+    # copies of the model take turns: the tokens of one wait for the steps of the others
+    alone = config.model_config.data_parallel_degree == 1
+    longest = READ_SECONDS if are_steps_read and alone else MAX_SECONDS
     return SchedulerLimits(
         # the queue of decoding requests is the batch here: none of them waits outside of it
         max_batch_size=min(batch, config.max_queue_size_tg or batch),
@@ -271,7 +292,7 @@ def limits_of(pipeline: BatchPipeline[Any]) -> SchedulerLimits:
         enable_chunked_prefill=config.enable_chunked_prefill,
         enable_in_flight_batching=config.enable_in_flight_batching,
         max_num_steps=steps,
-        max_seconds=MAX_SECONDS if config.finds_num_steps else None,
+        max_seconds=longest if config.finds_num_steps else None,
         max_batch_context_length=config.max_batch_context_length,
         mixed_step_ratio=MIXED_STEP_RATIO,
     )

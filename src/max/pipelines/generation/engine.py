@@ -26,6 +26,7 @@ from max.interfaces import (
     TextGenerationInputs,
     TextGenerationOutput,
 )
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.batch_pipeline import BatchPipeline, StepResult
 from max.pipelines.generation.process.events import STEP_BOUNDS_MS, StepTimes
 from max.pipelines.generation.steps.step_reader import StepReader
@@ -251,9 +252,10 @@ class Engine:
         seconds, steps = end - start, outputs.steps
         # the reader has sent these tokens; the outcomes are the others
         delivered = self._end_reading(steps)
-        for request_id, count in delivered.items():
-            output = outputs[request_id]
-            outputs[request_id] = replace(output, tokens=output.tokens[count:])
+        for context in batch:
+            tokens = delivered.get(context.request_id)
+            if tokens:
+                self._take_delivered(context, outputs, tokens)
         if inputs.batch_type is BatchType.TG:
             self.scheduler.record_step(seconds, steps)
             self.decode_steps.record(seconds, steps)
@@ -284,17 +286,35 @@ class Engine:
             batch: The requests.
             lengths: Their lengths before the execution.
         """
-        interrupted = {} if self._reader is None else self._reader.end_interrupted()
+        interrupted, pipeline = self._end_reading(0), self._pipeline()
         for context, length in zip(batch, lengths, strict=True):
             tokens = interrupted.get(context.request_id, ())
             # the execution may already have updated the context before the interrupt
             for token in tokens[context.current_length - length :]:
                 context.update(token)
+                if pipeline is not None:
+                    pipeline.follow(context, token)
             output = context.to_generation_output()
             later = context.all_tokens[length + len(tokens) :].tolist()
             if later or context.is_done:
                 self._outcomes.append(replace(output, tokens=later))
 
-    def _end_reading(self, steps: int) -> dict[RequestID, int]:
-        """The number of delivered tokens per request during the batch; empty if there is no reader."""
+    @staticmethod
+    def _take_delivered(
+        context: TextGenerationContext, outputs: StepResult, delivered: Sequence[int]
+    ) -> None:
+        """Leaves the tokens of a request in the outputs that were not delivered during the batch."""
+        output = outputs[context.request_id]
+        count = len(delivered)
+        if output.tokens[:count] == delivered:
+            outputs[context.request_id] = replace(output, tokens=output.tokens[count:])
+        # after an error the tokens of the request end earlier
+        elif isinstance(context, TextContext) and context.failure is None:
+            context.status = GenerationStatus.CANCELLED
+            context.failure = RuntimeError(
+                f"the tokens {delivered} were delivered, and the execution returned {output.tokens}"
+            )
+
+    def _end_reading(self, steps: int) -> dict[RequestID, list[int]]:
+        """The tokens of each request that were delivered during the batch; empty if there is no reader."""
         return {} if self._reader is None else self._reader.end(steps)

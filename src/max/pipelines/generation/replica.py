@@ -120,6 +120,7 @@ class Replica(Generic[TextGenerationContextType]):
             self._grammar_steps = GrammarSteps(constraints, self.loop, vocabulary)
         self.reader: StepReader | None = None
         """Delivers the tokens of an execution of several steps while it runs; None: nobody does."""
+        self._finds_num_steps = config.finds_num_steps
         self.records_tokens = True
         """Whether the new tokens are certain, so that their pages are recorded; of drafts, the drafter does it."""
         self._reusable: ReusableInputs | None = None
@@ -236,8 +237,9 @@ class Replica(Generic[TextGenerationContextType]):
                 and all(context.active_length == 1 for context in batch)  # no prompts, no drafts
             ):
                 return self._run_loop(loop, batch, num_steps, grammars)
-        if constrained:
-            num_steps = 1  # the masks of a later step depend on the tokens before it
+        if constrained or (self.reader is not None and self._finds_num_steps):
+            # the masks of a later step depend on the tokens before it; and no reader sees the steps that Python repeats
+            num_steps = 1
         rows = None if self.drafts is None else self.drafts.rows(batch)
         drafted = rows is not None
         model = self.prompt_logits.model_of(batch, self.model)

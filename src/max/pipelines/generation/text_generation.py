@@ -336,6 +336,15 @@ class TextGenerationPipeline(
         for replica in self.replicas:
             replica.reader = reader
 
+    def follow(self, context: TextGenerationContextType, token: int) -> None:
+        """Advances the grammar of a request by a token that was delivered before an execution was interrupted.
+
+        Args:
+            context: The request; the token is already part of it.
+            token: The token.
+        """
+        self._constraints.advance(context, token)
+
     def execute(self, inputs: TextGenerationInputs[TextGenerationContextType]) -> StepResult:
         """Runs a batch for one or several steps, and updates its contexts.
 

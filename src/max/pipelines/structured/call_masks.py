@@ -153,6 +153,8 @@ class _CallWork(MaskWork):
         self.step = 0
         self.failed: dict[int, int] = {}
         """The steps of rows whose masks could not be computed."""
+        self.counted_steps = len(history)
+        """The number of steps whose tokens count in all rows."""
 
     def end(self, needed: int) -> None:
         """Ends the work, after a number of steps at most, of which the call has all tokens but those of the last."""
@@ -201,7 +203,8 @@ class _CallWork(MaskWork):
             self.step += 1
 
     def _leave(self, row: int) -> None:
-        """Follows a row no longer: what is sampled there does not count."""
+        """Follows a row no longer: what is sampled there from the step of the next masks on does not count."""
+        self.counted_steps = min(self.counted_steps, self.step)
         self._requests[row].matcher = None
         self._forced.pop(row, None)
         self.masks[row] = -1
@@ -328,6 +331,11 @@ class CallMasks:
         assert work is not None
         self._failures[row] = work.failed.get(row, work.step), matcher
 
+    def counted_steps(self) -> int:
+        """The number of steps whose tokens count, as far as is known now: those that were sampled under masks."""
+        assert self._work is not None
+        return self._work.counted_steps
+
     def end(self, needed: int = 0) -> None:
         """Ends the computation; to be called after the call has ended, also by an error.
 
@@ -374,10 +382,11 @@ class ReadyMasks:
 
     Args:
         masks: That of each row, one bit per token.
+        steps: The maximum number of steps.
     """
 
-    def __init__(self, masks: Sequence[Mask]) -> None:
-        self._masks = masks
+    def __init__(self, masks: Sequence[Mask], steps: int) -> None:
+        self._masks, self._steps = masks, steps
 
     @classmethod
     def of(
@@ -405,13 +414,17 @@ class ReadyMasks:
                 memory.keep(row, request.run.plain, shared=True)
             else:
                 memory.keep(row, True)
-        return cls(masks)
+        return cls(masks, steps)
 
     def begin(
         self, history: npt.NDArray[np.int64], prepared_steps: npt.NDArray[np.int64], step_s: float
     ) -> None:
         """As of `CallMasks`: all steps are prepared."""
         prepared_steps[0] = len(history)
+
+    def counted_steps(self) -> int:
+        """As of `CallMasks`: all steps."""
+        return self._steps
 
     def end(self, needed_steps: int = 0) -> None:
         """As of `CallMasks`: there is nothing to end."""

@@ -78,7 +78,7 @@ def serve_pipeline(
     try:
         loaded = load()  # kept until the end, as a wrapper does not keep it alive
         pipeline = batch_pipeline(loaded)
-        limits = limits_of(pipeline)
+        limits = limits_of(pipeline, are_steps_read=True)
     except Exception as error:
         channel.send(EngineStopped(ErrorInfo.of(error)))
         return

@@ -324,8 +324,6 @@ class DecodeLoop:
             inputs.update(sampling=SamplingInputs(greedy, top_k, top_p, min_p, seed))
         model_inputs = self._pipeline_model.decoding_inputs(inputs)
         inputs.update(sampling=sampling)
-        if reader is not None:
-            reader.begin(batch, history)
         outputs, needed, ran, start = list[Tensor](), 0, 0, time.perf_counter()
         if grammars is not None:
             # of this call only: the thread of an earlier one may still write its own
@@ -333,6 +331,9 @@ class DecodeLoop:
             prepared_tensor.append(tensor)
             grammars[1].begin(history, prepared, min(self._step_times, default=0.0))
         try:
+            if reader is not None:
+                counted = None if grammars is None else grammars[1].counted_steps
+                reader.begin(batch, history, counted)
             outputs = loop.run(model_inputs, after, again)
             ran = int(done[0])
             if min(history[ran - 1].tolist()) < 0:

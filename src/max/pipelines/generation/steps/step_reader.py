@@ -39,6 +39,7 @@ class _Run:
         ends: The tokens that end each request; None: the rows of this request are not delivered.
         history: The tokens ``[steps, batch]``.
         begin: The start time.
+        counted: The number of rows whose tokens count, as far as is known now; None: all of them.
         read: The number of delivered rows.
         last: Whether the remaining rows are left to the result of the execution.
     """
@@ -47,6 +48,7 @@ class _Run:
     ends: Sequence[frozenset[int] | None]
     history: npt.NDArray[np.int64]
     begin: float
+    counted: Callable[[], int] | None = None
     read: int = 0
     last: bool = False
 
@@ -56,7 +58,7 @@ class StepReader:
 
     The last row, and a row with a token that ends a sequence, are not delivered, as the result of the execution follows
     at once and states why a sequence has ended. Nor are tokens of requests with ``eos_sequences``, since the loop does
-    not check for these, or with a grammar, since it is followed after the execution.
+    not check for these.
 
     Args:
         deliver: Receives the new tokens by request; called in the reader's thread.
@@ -71,13 +73,19 @@ class StepReader:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def begin(self, batch: Sequence[TextGenerationContext], history: npt.NDArray[np.int64]) -> None:
+    def begin(
+        self,
+        batch: Sequence[TextGenerationContext],
+        history: npt.NDArray[np.int64],
+        counted: Callable[[], int] | None = None,
+    ) -> None:
         """Starts to deliver the rows of a history as they are written, until :meth:`end`, or until the next copy of the
         model begins in the same execution.
 
         Args:
             batch: The requests, which must not change before :meth:`end`.
             history: The tokens ``[steps, batch]``, initially all ``NO_TOKEN``.
+            counted: The number of steps whose tokens count, as far as is known when it is called; None: all of them.
         """
         with self._changed:
             if self._closed:
@@ -85,51 +93,32 @@ class StepReader:
             if self._run is not None:
                 self._ended_runs.append(self._run)
             ends = [_ends(context) for context in batch]
-            self._run = _Run(batch, ends, history, time.perf_counter())
+            self._run = _Run(batch, ends, history, time.perf_counter(), counted)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="engine steps", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def end(self, steps: int) -> dict[RequestID, int]:
+    def end(self, steps: int) -> dict[RequestID, list[int]]:
         """Stops reading; nothing is delivered afterwards.
 
         Args:
-            steps: The number of steps that ran; 0 after an error.
+            steps: The number of steps that ran; 0 after an error or an interrupt.
 
         Returns:
-            The number of delivered tokens of each request in the batch; empty if no history was read.
+            The delivered tokens of each request in the batch; empty if no history was read.
         """
         with self._changed:
             run = self._run
             if run is not None and steps:
                 self._step_s = (time.perf_counter() - run.begin) / steps
-            return {
-                context.request_id: 0 if ends is None else run.read
-                for run in self._take_runs()
-                for context, ends in zip(run.batch, run.ends, strict=True)
-            }
-
-    def _take_runs(self) -> list[_Run]:
-        """Ends the current execution, and returns its runs."""
-        runs = self._ended_runs if self._run is None else [*self._ended_runs, self._run]
-        self._run, self._ended_runs = None, []
-        return runs
-
-    def end_interrupted(self) -> dict[RequestID, list[int]]:
-        """Stops reading after the execution has raised an exception.
-
-        Returns:
-            For each request of the batch the tokens that were delivered although the execution returns none; empty if
-            no history was read.
-        """
-        with self._changed:
-            runs = self._take_runs()
+            runs = self._ended_runs if run is None else [*self._ended_runs, run]
+            self._run, self._ended_runs = None, []
         return {
-            context.request_id: [] if ends is None else column[: run.read]
+            context.request_id: [] if ends is None else column
             for run in runs
             for context, ends, column in zip(
-                run.batch, run.ends, run.history.T.tolist(), strict=True
+                run.batch, run.ends, run.history[: run.read].T.tolist(), strict=True
             )
         }
 
@@ -173,6 +162,10 @@ class StepReader:
             # a row is complete when each of its entries has a token
             if min(tokens) < 0:
                 break
+            # after the row: the masks of a step fail before it has tokens
+            if run.counted is not None and run.counted() <= run.read:
+                run.last = True
+                break
             # which tokens follow the end of a sequence is known only from the result of the execution
             run.last = any(
                 ends is not None and token in ends
@@ -198,6 +191,6 @@ class StepReader:
 
 def _ends(context: TextGenerationContext) -> frozenset[int] | None:
     """The tokens that end a request; None if its end does not depend on single tokens only."""
-    if not isinstance(context, TextContext) or context.eos_sequences or context.matcher is not None:
+    if not isinstance(context, TextContext) or context.eos_sequences:
         return None
     return frozenset() if context.ignore_eos else frozenset(context.eos_token_ids)
