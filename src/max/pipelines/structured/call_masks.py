@@ -156,9 +156,9 @@ class _CallWork(MaskWork):
         self.counted_steps = len(history)
         """The number of steps whose tokens count in all rows."""
 
-    def end(self, needed: int) -> None:
+    def end(self, needed_steps: int) -> None:
         """Ends the work, after a number of steps at most, of which the call has all tokens but those of the last."""
-        self._needed = needed
+        self._needed = needed_steps
         if not self._has_ended:
             self._has_ended = True
             self._running.release()
@@ -336,14 +336,14 @@ class CallMasks:
         assert self._work is not None
         return self._work.counted_steps
 
-    def end(self, needed: int = 0) -> None:
+    def end(self, needed_steps: int = 0) -> None:
         """Ends the computation; to be called after the call has ended, also by an error.
 
         Args:
-            needed: The number of steps whose masks are needed: up to the one that has no tokens, if there is one.
+            needed_steps: The number of steps whose masks are needed: up to the one that has no tokens, if there is one.
         """
         if self._work is not None:
-            self._work.end(needed)
+            self._work.end(needed_steps)
             self._thread.leave(self._work)
 
     def last(self) -> Mask:

@@ -39,7 +39,7 @@ class _Run:
         ends: The tokens that end each request; None: the rows of this request are not delivered.
         history: The tokens ``[steps, batch]``.
         begin: The start time.
-        counted: The number of rows whose tokens count, as far as is known now; None: all of them.
+        counted_steps: The number of rows whose tokens count, as far as is known now; None: all of them.
         read: The number of delivered rows.
         last: Whether the remaining rows are left to the result of the execution.
     """
@@ -48,7 +48,7 @@ class _Run:
     ends: Sequence[frozenset[int] | None]
     history: npt.NDArray[np.int64]
     begin: float
-    counted: Callable[[], int] | None = None
+    counted_steps: Callable[[], int] | None = None
     read: int = 0
     last: bool = False
 
@@ -77,7 +77,7 @@ class StepReader:
         self,
         batch: Sequence[TextGenerationContext],
         history: npt.NDArray[np.int64],
-        counted: Callable[[], int] | None = None,
+        counted_steps: Callable[[], int] | None = None,
     ) -> None:
         """Starts to deliver the rows of a history as they are written, until :meth:`end`, or until the next copy of the
         model begins in the same execution.
@@ -85,7 +85,7 @@ class StepReader:
         Args:
             batch: The requests, which must not change before :meth:`end`.
             history: The tokens ``[steps, batch]``, initially all ``NO_TOKEN``.
-            counted: The number of steps whose tokens count, as far as is known when it is called; None: all of them.
+            counted_steps: The number of steps whose tokens count, as far as is known now; None: all of them.
         """
         with self._changed:
             if self._closed:
@@ -93,7 +93,7 @@ class StepReader:
             if self._run is not None:
                 self._ended_runs.append(self._run)
             ends = [_ends(context) for context in batch]
-            self._run = _Run(batch, ends, history, time.perf_counter(), counted)
+            self._run = _Run(batch, ends, history, time.perf_counter(), counted_steps)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="engine steps", daemon=True)
                 self._thread.start()
@@ -163,7 +163,7 @@ class StepReader:
             if min(tokens) < 0:
                 break
             # after the row: the masks of a step fail before it has tokens
-            if run.counted is not None and run.counted() <= run.read:
+            if run.counted_steps is not None and run.counted_steps() <= run.read:
                 run.last = True
                 break
             # which tokens follow the end of a sequence is known only from the result of the execution
