@@ -230,7 +230,7 @@ def test_logs_come_with_the_text_in_which_their_tokens_begin() -> None:
     assert [(log.token, log.offset) for log in last.logs] == [(first, 2)]
     stopped = GeneratedText(Bytes(), (), ["b"])
     piece = stopped.push(b"abc", active, logged(*b"abc"))
-    assert (piece.text, piece.stop, piece.tokens) == ("a", "b", 3)
+    assert (piece.text, piece.stop, piece.tokens, piece.token_ids) == ("a", "b", 2, tuple(b"ab"))
     assert [log.token for log in piece.logs] == [97]
 
 
@@ -243,14 +243,16 @@ def test_text_with_and_without_logs(seed: int) -> None:
         data = data[: rng.randint(len(data) - 2, len(data))]
         stops = rng.sample(["ab", "é", "日b", "🙂", "ba", "aa"], rng.randrange(3))
         include, with_logs, ends = (rng.random() < 0.5 for _ in range(3))
-        text, stop = Bytes()(data), None
+        text, stop, used = Bytes()(data), None, len(data) + ends
         found = [(text.index(each) + len(each), each) for each in stops if each in text]
         if found:
             end, stop = min(found, key=lambda each: (each[0], -len(each[1])))
             text = text[: end - (0 if include else len(stop))]
+            used = next(n for n in range(len(data) + 1) if len(whole(data[:n])) >= end)
         generated = GeneratedText(Bytes(), {INVISIBLE}, stops, include)
         tokens, shown, at = [*data, *([INVISIBLE] if ends else [])], "", 0
         logs: list[tuple[int, int]] = []
+        taken: list[int] = []
         piece = TextPiece("")
         while piece.finish_reason is None:
             pushed = tokens[at : at + rng.randint(1, 4)]
@@ -259,6 +261,7 @@ def test_text_with_and_without_logs(seed: int) -> None:
             status = GenerationStatus.ACTIVE if at < len(tokens) else final
             piece = generated.push(pushed, status, logged(*pushed) if with_logs else None)
             shown += piece.text
+            taken += piece.token_ids
             logs += [(log.token, log.offset) for log in piece.logs]
             begun = [(byte, len(whole(data[:n]))) for n, byte in enumerate(data[:at])]
             if piece.finish_reason is None or stop is not None:
@@ -266,4 +269,5 @@ def test_text_with_and_without_logs(seed: int) -> None:
             assert logs == (begun if with_logs else []), (data, stops)
         assert (shown, piece.stop) == (text, stop), (data, stops)
         assert piece.finish_reason == ("stop" if ends or stop is not None else "length")
-        assert piece.tokens == at and (stop is not None or at == len(tokens))
+        # without those of its step after the stop text
+        assert taken == tokens[:used] and piece.tokens == used <= at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -170,6 +171,29 @@ def test_reasoning_ends_at_the_budget_and_the_answer_follows(thinking, reference
         tokenizer.decode([token]).encode() for token in closing
     ]
     assert all(each["logprob"] <= 0 for each in logs)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_tokens_of_an_answer_have_those_of_its_reasoning(thinking, reference, shown) -> None:
+    tokenizer, _ = reference
+    body = {
+        **BODY,
+        "thinking_token_budget": 7,
+        "return_token_ids": True,
+        "include_reasoning": shown,
+    }
+    for logs in (True, False):
+        whole = thinking.post("/v1/chat/completions", json={**body, "logprobs": logs}).json()
+        tokens = whole["choices"][0]["token_ids"]
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        assert "</think>" in text and len(tokens) == whole["usage"]["completion_tokens"]
+        message = whole["choices"][0]["message"]
+        assert text.endswith(message["content"]) and ("reasoning" in message) is shown
+        streamed = {**body, "logprobs": logs, "stream": True}
+        with thinking.stream("POST", "/v1/chat/completions", json=streamed) as answer:
+            lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        chunks = [json.loads(line) for line in lines[:-1]]
+        assert sum((chunk["choices"][0]["token_ids"] for chunk in chunks), []) == tokens
 
 
 def test_answers_of_a_batch_have_their_own_budgets(thinking) -> None:

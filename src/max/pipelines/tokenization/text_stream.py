@@ -106,6 +106,9 @@ class StopStrings:
         self.stop: str | None = None
         """The stop text that has occurred; only the text before it is returned."""
 
+    def __len__(self) -> int:
+        return len(self._stops)
+
     @property
     def found(self) -> bool:
         """Whether a stop text has occurred."""
@@ -167,9 +170,10 @@ class TextPiece:
         text: The text; no later token changes it.
         logs: The log-probabilities of the tokens whose text has begun, if they are requested.
         prompt_logs: Those of the prompt's tokens from the second, with echo.
-        tokens: The number of tokens that were generated.
+        tokens: The number of tokens so far.
         finish_reason: ``"stop"``, ``"length"`` or ``"cancelled"`` for the last piece.
         stop: The stop text that ended it.
+        token_ids: The new tokens, whether they have a text or not, up to the one that completes a stop text.
     """
 
     text: str
@@ -178,6 +182,7 @@ class TextPiece:
     tokens: int = 0
     finish_reason: str | None = None
     stop: str | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 class TokenEntry(Protocol):
@@ -224,7 +229,7 @@ class GeneratedText:
         self._length, self._sent = 0, 0
         self._logs: deque[TokenLog] = deque()
         self.tokens = 0
-        """The number of tokens that were generated."""
+        """The number of tokens so far, without those that were generated after a stop text."""
 
     def push(
         self,
@@ -243,17 +248,18 @@ class GeneratedText:
             The new text. Where it has a ``finish_reason``, a stop text or the last token was found;
             nothing may be pushed after it.
         """
-        self.tokens += len(tokens)
         # the token that ends a sequence has no text
         ended = status is GenerationStatus.END_OF_SEQUENCE
         visible = tokens[:-1] if ended and tokens and tokens[-1] in self._eos else tokens
         prompt_logs: tuple[TokenLog, ...] = ()
         reason = _REASONS.get(status)
-        if log_probabilities is None:
+        used = len(visible)
+        # one token at a time where each has a log-probability, or may be the last before a stop text
+        if log_probabilities is None and (len(visible) < 2 or not self._search):
             push = self._stream.push if reason is None else self._stream.push_last
             text = self._find(push(visible))
         else:
-            prompt_logs, text = self._push_with_logs(visible, log_probabilities)
+            prompt_logs, text, used = self._push_each(visible, log_probabilities)
             if reason is not None and self._search.stop is None:
                 text += self._find(self._stream.finish())
         if reason is not None and self._search.stop is None:
@@ -269,24 +275,29 @@ class GeneratedText:
             self._logs[0].offset < self._sent or (reason is not None and stop is None)
         ):
             logs.append(self._logs.popleft())
-        return TextPiece(text, tuple(logs), prompt_logs, self.tokens, reason, stop)
+        taken = tuple(tokens if stop is None else tokens[:used])
+        self.tokens += len(taken)
+        return TextPiece(text, tuple(logs), prompt_logs, self.tokens, reason, stop, taken)
 
-    def _push_with_logs(
-        self, visible: Sequence[int], entries: Sequence[TokenEntry]
-    ) -> tuple[tuple[TokenLog, ...], str]:
+    def _push_each(
+        self, visible: Sequence[int], entries: Sequence[TokenEntry] | None
+    ) -> tuple[tuple[TokenLog, ...], str, int]:
+        """The log-probabilities of the prompt, the new text, and the number of tokens up to the end of a stop text."""
         # with echo, before that of the generated token, which may be the invisible end
         prompt_logs = [
             TokenLog(-1, log_probability, top, 0)
-            for entry in entries
+            for entry in entries or ()
             for log_probability, top in zip(entry.tokens[:-1], entry.top[:-1], strict=True)
         ]
-        text = ""
-        for token, entry in zip(visible, entries, strict=False):
-            self._logs.append(TokenLog(token, entry.tokens[-1], entry.top[-1], self._length))
+        text, used = "", 0
+        for used, token in enumerate(visible, 1):
+            if entries is not None:
+                entry = entries[used - 1]
+                self._logs.append(TokenLog(token, entry.tokens[-1], entry.top[-1], self._length))
             text += self._find(self._stream.push([token]))
             if self._search.found:
                 break
-        return tuple(prompt_logs), text
+        return tuple(prompt_logs), text, used
 
     def _find(self, piece: str) -> str:
         self._length += len(piece)

@@ -51,6 +51,7 @@ class Conversation:
         thinking_temperature: The temperature of tokens of reasoning; None: the server's default.
         continues: Whether the answer goes on with the last message, which is the assistant's.
         kept_tokens: The number of the prompt's last tokens that are kept; None: all.
+        with_tokens: Whether the tokens of answers are wanted.
         field: The field of the request with the messages.
     """
 
@@ -70,6 +71,7 @@ class Conversation:
     thinking_temperature: float | None = None
     continues: bool = False
     kept_tokens: int | None = None
+    with_tokens: bool = False
     field: str = "messages"
 
 
@@ -148,6 +150,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         conversation.stops,
         conversation.include_stop,
         _visible_tokens(model, conversation, parsed_tools),
+        conversation.with_tokens,
     )
 
     custom = frozenset(tool.name for tool in tools if tool.custom)

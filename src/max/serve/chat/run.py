@@ -94,6 +94,7 @@ class Answer:
         stop: The stop text that ended it.
         prompt_logs: The log-probabilities of the prompt's tokens from the second.
         text_logs: The log-probabilities of the tokens of the content.
+        token_ids: Its tokens, if they are wanted.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Answer:
         self.stop: str | None = None
         self.prompt_logs: tuple[TokenLog, ...] = ()
         self.text_logs: list[TokenLog] = []
+        self.token_ids: list[int] = []
         self._finder = TextLogs()
 
     @property
@@ -140,6 +142,7 @@ class Answer:
         self.logs += delta.logs
         self.text_logs += self._finder.next_logs(delta)
         self.prompt_logs = delta.prompt_logs or self.prompt_logs
+        self.token_ids += delta.token_ids
         self.tokens, self.stop = delta.tokens, delta.stop
         self.finish_reason = delta.finish_reason or self.finish_reason
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -37,6 +38,7 @@ class Vocabulary:
         state = tokenizer_json(delegate)
         self._byte_level = '"ByteLevel"' in state
         self._bytes: dict[int, bytes] = {}
+        self._is_numbered = False
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for."""
@@ -47,6 +49,16 @@ class Vocabulary:
     def text(self, token: int) -> str:
         """The text of one token; bytes that are not a whole character become U+FFFD."""
         return self.token_bytes(token).decode("utf-8", "replace")
+
+    def by_numbers(self) -> Vocabulary:
+        """The same tokens, named by their numbers."""
+        other = copy.copy(self)
+        other._is_numbered = True
+        return other
+
+    def name(self, token: int) -> str:
+        """The name of a token in log-probabilities: its text, which others may share, or its number."""
+        return f"token_id:{token}" if self._is_numbered else self.text(token)
 
     def _compute(self, token: int) -> bytes:
         if token in self._added:

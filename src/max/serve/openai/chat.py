@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -146,7 +147,10 @@ def _whole(
     """A completion with all of its answers."""
     choices = [_choice(i, answer, body, job) for i, answer in enumerate(answers)]
     totals = usage(job.prompt_tokens, sum(answer.tokens for answer in answers))
-    return {**head, "object": "chat.completion", "choices": choices, "usage": totals}
+    whole = {**head, "object": "chat.completion", "choices": choices, "usage": totals}
+    if body.return_token_ids:
+        whole["prompt_token_ids"] = job.sequences[0].request.tokens
+    return whole
 
 
 _SHOWN = {
@@ -227,6 +231,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             thinking_temperature=body.thinking_temperature,
             continues=bool(body.continue_final_message),
             kept_tokens=body.truncate_prompt_tokens,
+            with_tokens=bool(body.return_token_ids),
         ),
     )
 
@@ -292,17 +297,18 @@ def _choice(
             for call in answer.tool_calls
         ]
     logs = (
-        chat_logprobs(answer.logs, body.top_logprobs or 0, job.model.vocabulary)
+        chat_logprobs(answer.logs, body.top_logprobs or 0, body.named_tokens(job.model.vocabulary))
         if body.logprobs
         else None
     )
-    return {
+    choice = {
         "index": index,
         "message": message,
         "logprobs": logs,
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop,
     }
+    return {**choice, "token_ids": answer.token_ids} if body.return_token_ids else choice
 
 
 def _reasoning(text: str, job: ChatJob) -> dict[str, Any]:
@@ -361,6 +367,7 @@ class _AnswerEvents:
         self._body, self._job = body, job
         self._counts_each = body.wants_each_usage
         self._hides_reasoning = not body.shows_reasoning
+        self._names = body.named_tokens(job.model.vocabulary)
         self._chunks = Chunks(head, body.wants_usage)
         self._around: dict[tuple[int, type[AnswerPart]], list[bytes]] = {}
         self._custom: set[tuple[int, int]] = set()
@@ -378,14 +385,18 @@ class _AnswerEvents:
         # clients take the role from the first chunk of a choice only
         if choice not in self._tokens:
             self._tokens[choice] = 0
-            begin = self._event(choice, {"role": "assistant", "content": ""})
+            begin = self._begin(choice)
         self._tokens[choice] = delta.tokens
+        more: dict[str, Any] = {}
         if body.logprobs and delta.logs:
-            logs = chat_logprobs(delta.logs, body.top_logprobs or 0, self._job.model.vocabulary)
+            more["logprobs"] = chat_logprobs(delta.logs, body.top_logprobs or 0, self._names)
+        if delta.token_ids:
+            more["token_ids"] = delta.token_ids
+        if more:
             # tokens without text have log-probabilities too
             deltas = [self._delta(choice, part) for part in given] or [{}]
             parts = [self._event(choice, each) for each in deltas[:-1]]
-            parts.append(self._event(choice, deltas[-1], logprobs=logs))
+            parts.append(self._event(choice, deltas[-1], **more))
         else:
             parts = [self._part(choice, part) for part in given]
         if delta.finish_reason is not None:
@@ -397,10 +408,18 @@ class _AnswerEvents:
         """The last events."""
         return self._chunks.end(self._totals())
 
+    def _begin(self, choice: int) -> bytes:
+        """The first event of an answer."""
+        delta = {"role": "assistant", "content": ""}
+        if not self._body.return_token_ids:
+            return self._event(choice, delta)
+        prompt = {"prompt_token_ids": self._job.sequences[choice].request.tokens}
+        return self._event(choice, delta, prompt)
+
     def _part(self, choice: int, part: AnswerPart) -> bytes:
         """The event of a part; of texts, nearly all parts, only the text is encoded."""
         is_text = isinstance(part, (ContentPart, ReasoningPart))
-        if not is_text or self._counts_each:
+        if not is_text or self._counts_each or self._body.return_token_ids:
             return self._event(choice, self._delta(choice, part))
         kind = type(part)
         around = self._around.get((choice, kind))
@@ -415,9 +434,17 @@ class _AnswerEvents:
         custom = isinstance(part, ArgumentsPart) and (choice, part.index) in self._custom
         return _delta(part, self._job, custom)
 
-    def _event(self, choice: int, delta: dict[str, Any], **more: Any) -> bytes:
+    def _event(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        beside: Mapping[str, Any] = MappingProxyType({}),
+        **more: Any,
+    ) -> bytes:
         totals = self._totals() if self._counts_each else None
-        return self._chunks.event(_choice_of(choice, delta, **more), totals)
+        if self._body.return_token_ids:
+            more = {"token_ids": (), **more}
+        return self._chunks.event(_choice_of(choice, delta, **more), totals, more=beside)
 
     def _totals(self) -> dict[str, Any]:
         return usage(self._job.prompt_tokens, sum(self._tokens.values()))

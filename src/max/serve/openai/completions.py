@@ -94,6 +94,7 @@ class _Choice:
     prefix: str
     text: GrowingText = field(default_factory=GrowingText)
     logs: list[TokenLog] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     prompt_logs: tuple[TokenLog, ...] = ()
     tokens: int = 0
     finish_reason: str | None = None
@@ -134,7 +135,7 @@ class _Plan:
         top = self.body.logprobs
         if top is None:
             return None
-        vocabulary = self.model.vocabulary
+        vocabulary = self.body.named_tokens(self.model.vocabulary)
         shown = [] if self.drop_generated else list(logs)
         offset = len(choice.prefix)
         if not (first and self.body.echo):
@@ -146,6 +147,15 @@ class _Plan:
             entries.append(TokenLog(token, log.log_probability, log.top, at))
             at += len(vocabulary.text(token))
         return completion_logprobs([*entries, *shown], top, vocabulary, offset)
+
+    def tokens(
+        self, choice: _Choice, token_ids: Sequence[int], first: bool = True
+    ) -> dict[str, Any]:
+        """The fields of tokens, if they are wanted; those of the prompt come with the first ones."""
+        if not self.body.return_token_ids:
+            return {}
+        fields = {"token_ids": () if self.drop_generated else token_ids}
+        return {**fields, "prompt_token_ids": choice.prompt} if first else fields
 
     def prompt_logprobs(self, choice: _Choice) -> dict[str, Any]:
         """The field of the prompt's log-probabilities, if it is wanted."""
@@ -229,7 +239,12 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
         request = request.with_grammar(grammar)
         if infill is not None:
             request = request.ending_with(infill.end_tokens)
-        sequence = TextSequence(request, stops, bool(body.include_stop_str_in_output))
+        sequence = TextSequence(
+            request,
+            stops,
+            bool(body.include_stop_str_in_output),
+            with_tokens=bool(body.return_token_ids),
+        )
         sequences += choices_of(sequence, count)
         prefix = ""
         if body.echo:
@@ -265,6 +280,7 @@ async def _answer(plan: _Plan, state: ServerState) -> bytes:
                 choice = plan.choices[number]
                 choice.text.add(piece.text)
                 choice.logs += piece.logs
+                choice.token_ids += piece.token_ids
                 choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
                 choice.tokens, choice.stop = piece.tokens, piece.stop
                 choice.finish_reason = piece.finish_reason or choice.finish_reason
@@ -285,6 +301,7 @@ def _encode_body(plan: _Plan) -> bytes:
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop,
                 **plan.prompt_logprobs(choice),
+                **plan.tokens(choice, choice.token_ids),
             }
             for index, choice in enumerate(plan.choices)
         ],
@@ -337,12 +354,15 @@ class _ChoiceEvents:
         self._begun.add(index)
         text = "" if plan.drop_generated else piece.text
         text = choice.prefix + text if first else text
-        plain = plan.body.logprobs is None and not plan.body.wants_each_usage
+        plain = plan.body.logprobs is None and not (
+            plan.body.wants_each_usage or plan.body.return_token_ids
+        )
         # nearly all events differ in their text only
         if plain and piece.finish_reason is None:
             return encode_json(text).join(self._plain[index])
         logs = plan.logprobs(choice, piece.logs, first)
         fields = self._choice(index, text, logs, piece.finish_reason, piece.stop)
+        fields |= plan.tokens(choice, piece.token_ids, first)
         totals = plan.usage if plan.body.wants_each_usage else None
         return self._chunks.event(fields, totals, len(piece.prompt_logs) > LONG_LOGS)
 

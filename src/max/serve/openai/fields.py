@@ -14,6 +14,7 @@ from max.interfaces import SamplingParams, SamplingParamsInput
 from max.serve import limits
 from max.serve.errors import ApiError, short_text
 from max.serve.models.model import ServedModel
+from max.serve.models.vocabulary import Vocabulary
 
 
 class StrictBody(BaseModel):
@@ -155,6 +156,10 @@ class SamplingFields(StrictBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=_TOKEN_LIMIT)] | None = None
     # vLLM's: the likeliest tokens at each place of the prompt
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    # vLLM's: whether the answer has the tokens of the prompt and its own
+    return_token_ids: bool | None = None
+    # vLLM's: whether log-probabilities name tokens by their numbers, which no two tokens share
+    return_tokens_as_token_ids: bool | None = None
     # the name of an adapter, or an object with name and scale
     lora: Any = None
 
@@ -185,6 +190,14 @@ class SamplingFields(StrictBody):
                 param="prompt_logprobs",
             )
         return self.prompt_logprobs is not None
+
+    def named_tokens(self, vocabulary: Vocabulary) -> Vocabulary:
+        """The tokens as log-probabilities name them.
+
+        Args:
+            vocabulary: The tokens of the model.
+        """
+        return vocabulary.by_numbers() if self.return_tokens_as_token_ids else vocabulary
 
     @property
     def wants_each_usage(self) -> bool:

@@ -11,7 +11,8 @@ _BEAMS = "answers are sampled or greedy, without beam search"
 _PROCESSORS = "requests bring no code; give logit_bias or a grammar"
 _SAMPLER = "there is no such sampler; give temperature, top_k, top_p or min_p"
 _ELSEWHERE = "this route has no such field"
-_TOKENS = "answers are text; /tokenize has the tokens of a text"
+_TOKENS = "give return_token_ids to /v1/chat/completions or /v1/completions"
+_OF_COMPLETIONS = "/v1/chat/completions and /v1/completions have it"
 _TEXT = "the model takes text"
 _FETCHES = "this server fetches nothing"
 _BUDGET = "give thinking_token_budget"
@@ -38,8 +39,8 @@ _PEER_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt_embeds": ((), "prompts are texts or tokens"),
     "repetition_detection": ((), "give repetition_penalty, or max_tokens"),
     "return_routed_experts": ((False,), "answers are text"),
-    "return_token_ids": ((False,), _TOKENS),
-    "return_tokens_as_token_ids": ((False,), _TOKENS),
+    "return_token_ids": ((False,), _OF_COMPLETIONS),
+    "return_tokens_as_token_ids": ((False,), _OF_COMPLETIONS),
     "skip_special_tokens": ((True,), "special tokens are not part of a text"),
     "structural_tag": ((), "give tools, or a grammar"),
     "tokenization_kwargs": ((), "texts are encoded as the model's tokenizer does; give tokens"),

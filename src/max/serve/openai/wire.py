@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
@@ -104,7 +105,11 @@ class Chunks:
         self._head, self._with_usage = head, with_usage
 
     def event(
-        self, choice: dict[str, Any], totals: dict[str, Any] | None = None, is_long: bool = False
+        self,
+        choice: dict[str, Any],
+        totals: dict[str, Any] | None = None,
+        is_long: bool = False,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> bytes:
         """The event of a choice.
 
@@ -112,8 +117,9 @@ class Chunks:
             choice: Its fields.
             totals: The numbers of tokens so far; None: the event does not have them.
             is_long: Whether it has long lists.
+            more: Fields of this event beside the choice.
         """
-        data = self._data(choice)
+        data = {**self._data(choice), **more}
         return event(data if totals is None else {**data, "usage": totals}, is_long)
 
     def around_hole(self, choice: dict[str, Any]) -> list[bytes]:
@@ -166,12 +172,12 @@ def chat_logprobs(logs: Iterable[TokenLog], top: int, vocabulary: Vocabulary) ->
     Args:
         logs: Those of the tokens.
         top: The number of likeliest tokens to show.
-        vocabulary: The tokens' bytes.
+        vocabulary: The tokens' names and bytes.
     """
 
     def entry(token: int, log_probability: float) -> dict[str, Any]:
         return {
-            "token": vocabulary.text(token),
+            "token": vocabulary.name(token),
             "logprob": log_probability,
             "bytes": list(vocabulary.token_bytes(token)),
         }
@@ -223,7 +229,7 @@ def completion_logprobs(
     Args:
         logs: Those of the tokens; a log-probability that is NaN stands for none.
         top: The number of likeliest tokens to show.
-        vocabulary: The tokens' bytes.
+        vocabulary: The tokens' names.
         offset: Added to the places of the tokens in the text.
     """
     tokens: list[str] = []
@@ -233,12 +239,12 @@ def completion_logprobs(
     for log in logs:
         # NaN differs from itself
         is_number = log.log_probability == log.log_probability
-        tokens.append(vocabulary.text(log.token))
+        tokens.append(vocabulary.name(log.token))
         values.append(log.log_probability if is_number else None)
         # the token itself is among them, as in OpenAI's API
         chosen = {log.token: log.log_probability}
         likely = {**dict(log.top[:top]), **(chosen if top else {})}
-        tops.append({vocabulary.text(t): p for t, p in likely.items()} if is_number else None)
+        tops.append({vocabulary.name(t): p for t, p in likely.items()} if is_number else None)
         offsets.append(offset + log.offset)
     return {
         "tokens": tokens,

@@ -41,12 +41,14 @@ class TextSequence:
         stops: Texts that end it.
         include_stop: Whether the stop text is part of the text.
         visible_tokens: Special tokens that are part of the text, such as the marks of tool calls.
+        with_tokens: Whether its tokens are wanted, those without a text too.
     """
 
     request: GenerationRequest
     stops: tuple[str, ...] = ()
     include_stop: bool = False
     visible_tokens: frozenset[int] = frozenset()
+    with_tokens: bool = False
 
 
 def choices_of(sequence: TextSequence, count: int) -> list[TextSequence]:
@@ -202,7 +204,13 @@ async def generate_choices(
                             piece = await in_body_thread(sequence.push, event)
                         else:
                             piece = sequence.push(event)
-                        if piece.text or piece.logs or piece.prompt_logs or piece.finish_reason:
+                        if (
+                            piece.text
+                            or piece.logs
+                            or piece.prompt_logs
+                            or piece.finish_reason
+                            or (piece.token_ids and sequences[number].with_tokens)
+                        ):
                             pieces.append((number, piece))
                         if piece.finish_reason is not None:
                             del running[number]
@@ -270,6 +278,7 @@ class AnswerDelta:
         finish_reason: ``"stop"``, ``"length"``, ``"tool_calls"`` or ``"cancelled"`` for the last one.
         stop: The stop text that ended it.
         prompt_logs: The log-probabilities of the prompt's tokens from the second.
+        token_ids: The new tokens, where the sequence is ``with_tokens``.
     """
 
     choice: int
@@ -279,6 +288,7 @@ class AnswerDelta:
     finish_reason: str | None = None
     stop: str | None = None
     prompt_logs: tuple[TokenLog, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
 
 async def stream_answers(
@@ -324,7 +334,8 @@ async def stream_answers(
                     # a stop text within a call leaves nothing that a client can run
                     whole = piece.stop is None or _is_json("".join(arguments.get(number, ())))
                     reason = "tool_calls" if whole else "stop"
-                if parts or piece.logs or piece.prompt_logs or reason is not None:
+                tokens = piece.token_ids if job.sequences[number].with_tokens else ()
+                if parts or tokens or piece.logs or piece.prompt_logs or reason is not None:
                     delta = AnswerDelta(
                         number,
                         tuple(parts),
@@ -333,6 +344,7 @@ async def stream_answers(
                         reason,
                         piece.stop,
                         piece.prompt_logs,
+                        tokens,
                     )
                     deltas.append(delta)
             if deltas:
