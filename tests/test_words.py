@@ -87,3 +87,79 @@ def test_names_are_more_than_a_participle() -> None:
 )
 def test_what_is_a_participle(code: str, found: list[str]) -> None:
     assert [kind for kind, *_ in participles(ast.parse(code))] == found
+
+
+def documented_arguments(text: str) -> list[str]:
+    """The names under ``Args:`` of a docstring."""
+    section = re.search(r"^Args:\n((?:    .*\n?|\n)*)", text, re.M)
+    return re.findall(r"^    \**(\w+)(?: \([^)]*\))?:", section[1], re.M) if section else []
+
+
+def undocumentable(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """The documented arguments that a function, or the class of a constructor, does not have, with line and owner.
+
+    A class without a constructor of its own has its fields; one with ``**kwargs`` or a base class may take others.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        names = documented_arguments(ast.get_docstring(node) or "")
+        if isinstance(node, ast.ClassDef):
+            made_by = [
+                item for item in node.body
+                if isinstance(item, ast.FunctionDef) and item.name in ("__init__", "__new__")
+            ]  # fmt: skip
+            if not made_by:
+                bases = {getattr(base, "id", "") for base in node.bases}
+                fields = {
+                    item.target.id for item in node.body
+                    if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+                }  # fmt: skip
+                if bases <= {"NamedTuple", "Protocol", "ABC"}:
+                    yield from ((node.lineno, node.name, n) for n in names if n not in fields)
+                continue
+            signatures = made_by
+        else:
+            signatures = [node]
+        known = set[str]()
+        for signature in signatures:
+            a = signature.args
+            known.update(arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs))
+            known.update(arg.arg for arg in (a.vararg, a.kwarg) if arg is not None)
+            if a.kwarg is not None:
+                names = []
+        yield from ((node.lineno, node.name, name) for name in names if name not in known)
+
+
+def test_documented_arguments_exist() -> None:
+    wrong = [
+        f"{file.relative_to(SRC)}:{line} {owner}: {name}"
+        for file in sorted(SRC.rglob("*.py"))
+        for line, owner, name in undocumentable(ast.parse(file.read_text()))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('def f(x, *rest):\n    """D.\n\n    Args:\n        x: X.\n        *rest: Y.\n    """', []),
+        (
+            'def f(x):\n    """D.\n\n    Args:\n        y: Y.\n\n    Returns:\n        z: Z.\n    """',
+            ["y"],
+        ),
+        ('def f(x, **more):\n    """D.\n\n    Args:\n        y: Y.\n    """', []),
+        (
+            'class C:\n    """D.\n\n    Args:\n        a: A.\n        b: B.\n    """\n    a: int',
+            ["b"],
+        ),
+        ('class C(Base):\n    """D.\n\n    Args:\n        b: B.\n    """\n    a: int', []),
+        (
+            'class C:\n    """D.\n\n    Args:\n        b: B.\n    """\n'
+            "    def __init__(self, a):\n        pass",
+            ["b"],
+        ),
+    ],
+)
+def test_finds_documented_arguments_that_do_not_exist(source: str, expected: list[str]) -> None:
+    assert [name for _, _, name in undocumentable(ast.parse(source))] == expected

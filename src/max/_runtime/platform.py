@@ -415,7 +415,7 @@ def parking_mode(chosen_mode: str | None = None) -> str:
     """How idle workers sleep here: ``futex``, ``pthread`` or ``address`` (Windows).
 
     Args:
-        asked: ``auto``, ``futex`` or ``portable``; default: ``MAX_PARKING``.
+        chosen_mode: ``auto``, ``futex`` or ``portable``; default: ``MAX_PARKING``.
 
     Raises:
         ValueError: ``futex`` was requested on a platform without futexes.

@@ -68,7 +68,7 @@ class Walker:
         name: The name of the model, for messages.
         values: The values of inputs and constants by name.
         gathers: Whether problems are gathered instead of raised, so that `finish` raises all of them.
-        on_host: Numbers and names of nodes that are not to be staged.
+        file: The file of the model, which the places of ops name.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class _Form:
 
     Args:
         module: The graph.
-        kept: The positions of outputs that are tensors or sizes; None: the graph has one output.
+        kept_outputs: The positions of outputs that are tensors or sizes; None: the graph has one output.
         weights: The positions of placeholders that are weights.
     """
 
@@ -132,8 +132,8 @@ class CompiledGraph:
     Args:
         module: The graph.
         static: The positions of placeholders that are parameters or buffers.
-        taken: Told of the number of ops that run in MAX.
-        left: Told of what runs in torch.
+        on_taken: Told of the number of ops that run in MAX.
+        on_left: Told of what runs in torch.
     """
 
     def __init__(

@@ -241,7 +241,7 @@ class Compiled:
         once: The program that runs when the model is loaded, by segment.
         main: The first segment of the program.
         later: The further segments, each after host steps.
-        fixed: Memory that lives as long as the model.
+        fixed_buffers: Memory that lives as long as the model.
         kernels: The kernels of each device by key.
         guarded: Whether all memory lies between guard pages; see `max._runtime.guard`.
     """

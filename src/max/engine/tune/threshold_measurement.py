@@ -68,8 +68,8 @@ class Measurement:
         compiled: The program; results computed once must exist.
         link: Links parts of it.
         launches: The launches; their thresholds have one name.
-        pool: The worker pool.
-        stopped: Called between runs; returns whether to abandon the measurement.
+        backend: The device.
+        is_stopped: Called between runs; returns whether to abandon the measurement.
     """
 
     def __init__(

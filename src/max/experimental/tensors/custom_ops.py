@@ -244,7 +244,7 @@ class _Call:
     Args:
         kernel: Its kernel.
         args: The arguments of `_inplace`.
-        written: Whether the kernel writes to each operand; further operands are read.
+        is_written: Whether the kernel writes to each operand; further operands are read.
 
     Attributes:
         cells: The tensors among the operands.

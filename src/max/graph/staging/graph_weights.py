@@ -18,7 +18,7 @@ class GraphWeights(HierarchicalWeights):
     """Allocates weights of a graph; their values are given when the graph is loaded.
 
     Args:
-        added: The weights of the graph.
+        added_weights: The weights of the graph.
         prefix: The name accumulated by attribute and index access.
         allocated: Values of the weights: none.
     """

@@ -23,7 +23,7 @@ class OutOfPagesError(RuntimeError):
     """Fewer pages are free than a request needs.
 
     Args:
-        needed: The number of pages that it needs.
+        num_needed: The number of pages that it needs.
         free: The number of free pages.
         total: The number of all pages.
     """

@@ -64,7 +64,7 @@ class Infill:
         tokens: The vocabulary.
         marks: The marks of the model.
         encode: Returns the tokens of a text; the flag adds begin and end tokens.
-        named: Further tokens, by what they mark: ``pad``, ``repository``, ``separator``, ``end``.
+        named_tokens: Further tokens, by what they mark: ``pad``, ``repository``, ``separator``, ``end``.
     """
 
     def __init__(

@@ -246,7 +246,7 @@ class _FragmentReader:
     Args:
         text: The text.
         begin: Where it begins.
-        known: As for :func:`read_object`.
+        known_names: As for :func:`read_object`.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class HostRule:
     own host. A request without a host is answered in HTTP/1.0 only: browsers do not send it, health checks do.
 
     Args:
-        allowed: Further hosts, from ``checked_host``.
+        allowed_hosts: Further hosts, from ``checked_host``.
         restricted: Whether other hosts are refused.
     """
 

@@ -24,7 +24,7 @@ class BackgroundResponse:
 
     Args:
         client: Who may read it.
-        shown: Returns the response with a status, as it is now.
+        current_response: Returns the response with a status, as it is now.
     """
 
     def __init__(self, client: str, current_response: Callable[[str], dict[str, Any]]) -> None:
