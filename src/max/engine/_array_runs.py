@@ -42,6 +42,7 @@ def execute_fitting_arrays(model: Model, arrays: Sequence[Array]) -> list[Array]
         As `Model.execute`.
     """
     linked = model._linked
+    # interpreted, or cut into segments
     if linked is None or linked.later:
         return None
     # `exclusively`, without the time of a call

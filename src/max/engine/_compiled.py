@@ -150,6 +150,7 @@ def graphs_of(
     elif isinstance(model, str | Path):
         path = Path(model)
         reader = _reader(path)
+        # a saved graph may have any suffix
         if reader is not None and not saved_files.is_saved(path):
             staged = [_import_graph(path, reader, input_specs, options)]
         else:
@@ -161,6 +162,7 @@ def graphs_of(
         )
     for extension in extensions:
         load_extensions(extension)
+    # those that the graph itself names
     for graph in staged:
         load_extensions(list(graph.kernel_libraries_paths))
     return [CompiledGraph(graph, with_buffers(graph.to_mlir()), saved) for graph in staged]

@@ -269,6 +269,7 @@ class Model:
     ) -> list[Tensor]:
         tensors, symbols = self._binder.bind(args)
         instance = linked.main.instance(symbols)
+        # memory in use: the inputs, and outputs as they are placed
         spans = [_ends(tensor) for tensor in tensors]
         outputs: list[Tensor] = []
         for index, (shape, reused) in enumerate(zip(instance.output_shapes, memory, strict=True)):
@@ -310,6 +311,7 @@ class Model:
         self, linked: Linked, symbols: tuple[int, ...], inputs: list[Tensor]
     ) -> list[Tensor]:
         """Runs a program whose later parts depend on sizes that earlier ones compute."""
+        # an input buffer that is an output; placeholders for those that their segments allocate
         outputs: list[Tensor] = [
             inputs[max(source, 0)] if inputs else _NOTHING for source in self._given_back
         ]
@@ -324,11 +326,13 @@ class Model:
         while segment < len(parts):
             check_interrupt()
             part = parts[segment]
+            # sizes that the host has not read yet are 0
             instance = part.instance(tuple([sizes.get(name, 0) for name in self._compiled.symbols]))
             arena = arena_of(part.backend)
             arenas[segment] = arena, arena.separate(instance.arena_bytes, instance.holes)
             bases[layout.arena(segment)] = arenas[segment][1].address
             for index, shape in zip(part.code.outputs, instance.output_shapes, strict=True):
+                # a segment may run again: its outputs have memory then
                 if self._given_back[index] < 0 and not bases[layout.output(index)]:
                     outputs[index] = self._output_memory.tensor(index, shape)
                     bases[layout.output(index)] = outputs[index]._ptr
@@ -437,6 +441,7 @@ class Model:
 
     def _replay(self, graph_keys: int | Sequence[int], inputs: Sequence[Tensor]) -> None:
         capture = self._captures.find(graph_keys, inputs)
+        # these tensors were bound by the capture
         if all(
             tensor is captured for tensor, captured in zip(inputs, capture.inputs, strict=False)
         ):
@@ -473,6 +478,7 @@ class Model:
         instance = linked.main.instance(symbols)
         outputs = self._new_outputs(tensors, instance)
         self._run(linked, instance, tensors, outputs)
+        # plans with equal offsets have equal sizes
         if linked is not capture.linked or not np.array_equal(
             instance.offsets.array, capture.instance.offsets.array
         ):

@@ -301,6 +301,7 @@ class InferenceSession:
             )
         parts = (compiled.single_graph(op),) if one else compiled._parts  # pyright: ignore[reportPrivateUsage]
         is_ours = compiled._session is self  # pyright: ignore[reportPrivateUsage]
+        # programs of another session may be for other devices
         return {part.graph.name: part if is_ours else self._ready(part) for part in parts}
 
     def _ready(self, part: _compiled.CompiledGraph) -> _compiled.CompiledGraph:
@@ -319,11 +320,13 @@ class InferenceSession:
         self, part: _compiled.CompiledGraph, registry: Mapping[str, DLPackArray] | None
     ) -> Model:
         """The model of a graph with the weights of a registry, and those that were saved with it."""
+        # values of the registry replace saved ones
         registry = {**part.saved_weights, **(registry or {})} if part.saved_weights else registry
         if part.program is not None:
             return self._link_model(part.program, registry)
         module, name = part.module, part.graph.name
         bound = bind_weights(name, declared_weights(module), registry)
+        # no program casts for the interpreter
         weights = {
             n: w.now() if isinstance(w, weight_files.LaterCast) else w for n, w in bound.items()
         }

@@ -57,6 +57,7 @@ class _Option(Generic[_T]):
     def __get__(self, instance: Any, owner: type | None = None) -> _Option[_T] | _T:
         if instance is None:
             return self
+        # a setting that lives elsewhere is read there
         read = getattr(instance, f"_read_{self.name}", None)
         return instance._values[self.name] if read is None else read()
 
@@ -67,6 +68,7 @@ class _Option(Generic[_T]):
             hint = did_you_mean(str(value).lower(), self.choices)
             choices = ", ".join(map(repr, self.choices))
             raise ArgumentError(f"debug.{self.name} is {value!r}, expected one of {choices}{hint}")
+        # first: an option that cannot be obeyed raises, and keeps its value
         apply = getattr(instance, f"_apply_{self.name}", None)
         if apply is not None:
             apply(value)
@@ -146,6 +148,7 @@ class DebugConfig:
         for name, option in _options().items():
             changed = name in self._values and getattr(self, name) != option.default
             self._values[name] = option.default
+            # by assignment, which undoes what the last value did
             if changed:
                 setattr(self, name, option.default)
         for options in self._printing:
@@ -163,6 +166,7 @@ class DebugConfig:
         for item in filter(None, (part.strip() for part in text.split(","))):
             key, equals, value = item.partition("=")
             name = "sensible_mode" if key == "sensible" else key.replace("-", "_")
+            # names have dashes there
             option = _options().get(name) if "_" not in key else None
             if option is None:
                 hint = did_you_mean(key, [each.replace("_", "-") for each in _options()])
@@ -228,6 +232,7 @@ class DebugConfig:
     def _apply_stack_trace_on_crash(self, value: bool) -> None:
         if value and not faulthandler.is_enabled():
             faulthandler.enable()
+            # only what was enabled here is disabled again
             self._enabled_faults = True
         elif not value and self._enabled_faults:
             faulthandler.disable()

@@ -201,7 +201,7 @@ def _memory(flat: Flat, plan: MemoryPlan) -> tuple[list[dict[str, Any]], int]:
 
 def _token_bytes(cache: TensorInfo) -> int:
     """The bytes of the keys and values of one token in one layer of a paged cache."""
-    _, pair, _, _, heads, size = cache.shape
+    _, pair, _, _, heads, size = cache.shape  # [pages, 2, layers, tokens, heads, size]
     return nominal(pair * heads * size) * cache.dtype.size_in_bytes
 
 
@@ -209,9 +209,11 @@ def _touched_bytes(launch: Launch, buffers: list[Buffer], caches: dict[int, int]
     """The bytes that a launch reads and writes, with each symbol at a nominal size."""
     sizes = {b: nominal(buffers[b].bytes) for b in (*launch.reads, *launch.writes)}
     written = sum(sizes[b] for b in launch.writes if b not in caches)
+    # of a cache only new tokens are touched: a nominal number of them
     if launch.name.endswith(_PAGED):
         sizes |= {b: NOMINAL * size for b, size in caches.items() if b in sizes}
     if launch.name.endswith(_GATHERING):
+        # the largest operand is the table: as much of it is read as written
         table = max((b for b in launch.reads if b not in caches), key=lambda b: sizes[b])
         sizes[table] = min(sizes[table], written)
     return sum(sizes.values())
@@ -228,6 +230,7 @@ def _offsets(plan: MemoryPlan) -> tuple[list[int], int]:
     end = 0
     for block in plan.blocks:
         offsets.append(end)
+        # a block is as long as the longest buffer that shares it
         sizes: list[Size] = block.sizes
         end += -(-max(nominal(size) for size in sizes) // ALIGNMENT) * ALIGNMENT
     return offsets, end

@@ -182,6 +182,7 @@ class ModelLoop:
         for model in (self._body, self._after):
             if not self.supports(model):
                 raise RuntimeError(f"{model._compiled.name} is being profiled; run it by itself")
+        # a thread cannot use one model twice
         if self._body is self._after:
             return self._body._exclusively(self._run, body_inputs, after_inputs, again)
         return self._body._exclusively(

@@ -73,6 +73,7 @@ class FixedMemory:
             for item, host in zip(compiled.fixed_buffers, on_host, strict=True)
             if item.kind == "kept" and host
         ]
+        # with guard pages each result has memory of its own
         num_bytes = 0 if compiled.guarded else sum(sizes)
         ready = None if packed is None else packed(num_bytes)
         self.is_computed = ready is not None
@@ -86,6 +87,7 @@ class FixedMemory:
             else:
                 value = None
             if isinstance(value, weight_files.LaterCast):
+                # kernels cast into reserved memory, and only on the host
                 if on_host[index] and not compiled.guarded:
                     self.casts[index] = value
                     self._reserve(index, item)

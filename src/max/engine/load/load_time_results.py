@@ -45,6 +45,7 @@ def run_once(
         drop: Called after each part with the weights and constants that later parts do not read.
     """
     needed = needed_later(compiled)
+    # several devices, or another one than the CPU: all at once
     if len(compiled.once) > 1 or compiled.once[0].device != HOST:
         used = set[int]().union(*(_used_buffers(part) for part in compiled.once))
         prepare(used)

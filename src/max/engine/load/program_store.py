@@ -140,6 +140,7 @@ class ProgramStore:
         key = None if description is None else self._recipe_key(description)
         if key is not None and (blob := default_cache().get("recipe", key)) is not None:
             recipe: _Recipe = pickle.loads(blob)
+            # only this user writes to the folder of the cache
             if (program := self._from_disk(recipe.program)) is not None:
                 stats.recipes += 1
                 return Loaded(
@@ -147,6 +148,7 @@ class ProgramStore:
                     recipe.program,
                 )  # fmt: skip
         loaded = self.load(*stage())
+        # without a note the sources of the weights are unknown to a later start
         is_kept = loaded.key is not None and loaded.note is not None
         if key is not None and is_kept and _bytes(loaded.constants) <= MOST_CONSTANTS:
             assert loaded.key is not None
@@ -186,6 +188,7 @@ class ProgramStore:
         """Compiles a module and loads its kernels; stores the program under `key`, if there is one."""
         try:
             compiled, irs = self._lower(module, names)
+            # LLVM is at work on the kernels that the lowering has started
             while self.meanwhile:
                 self.meanwhile.pop()()
         except BaseException:

@@ -74,11 +74,13 @@ def load_staged_graph(
         sources = None if graph.kernel_libraries_paths else _sources(registry, weights)
         return staged, sources
 
+    # modules that are interpreted or written must be staged
     if session._interprets() or session.debug.ir_output_dir:
         graph, registry = stage()
         return session.load(graph, weights_registry=registry)
     try:
         loaded = session._store.load_staged_graph(description, module)
+        # `stage` may not have run: the note says where each value comes from
         if loaded.note:
             sources = cast("dict[str, _Source]", loaded.note)
             registry = {
@@ -164,6 +166,7 @@ def _sources(
     for name, weight in weights.items():
         if isinstance(weight.data, LaterCast):
             return None
+        # two names of one memory: the source of a value would be ambiguous
         if names.setdefault(_memory(_stored_elements(weight.data)), name) != name:
             return None
     sources: dict[str, _Source] = {}

@@ -65,6 +65,7 @@ class Caster:
         instance = program.instance((source.num_elements,))
         layout = compiled.bases
         bases = np.zeros(layout.count(), np.int64)
+        # `_memory` keeps the arena alive until the run is over
         bases[layout.arena()], _memory = arena_of(self._backends.host).take(
             instance.arena_bytes, instance.holes
         )

@@ -60,6 +60,7 @@ def declared_weights(module: mlir.ModuleOp) -> dict[str, WeightInfo]:
                 yield from walk(callees[callee], prefix + inner)
 
     for info in walk(mlir.entry(module), ""):
+        # calls with one prefix share their weights
         first = declared.setdefault(info.name, info)
         if first != info:
             raise ValueError(f"the graph has two weights of one name, {first} and {info}")

@@ -82,6 +82,7 @@ class HostSteps:
                 is_jump = not self._read(code, 0, values, 1, DType.uint8).item()
             if is_jump:
                 return code.target
+            # a cut only ends the segment
             if code.rule in ("cut", "if_zero"):
                 continue
             shape = [self._value(slot, values) for slot in code.shape]

@@ -89,6 +89,7 @@ class InputBinder:
                 size = f"s{index}[{axis}]"
                 if isinstance(dim, int):
                     checks.append(f"{size} != {dim}")
+                # a dim that is a symbol alone gives its value, the first time
                 elif (name := dim.symbol_name) is not None and name not in variables:
                     variables[name] = f"v{len(variables)}"
                     lines.append(f"    {variables[name]} = {size}")

@@ -123,6 +123,7 @@ class LinkedProgram:
         self._host_steps = HostSteps(code.host_steps, fixed_addresses, memories, style)
         self.executor = self.backend.executor(Program(launches, len(code.values), scratch))
         self.code = code
+        # between host steps there may be no launches but marks
         self.empty = all(launch.jump == "next" for launch in code.launches)
         self.waits = self.backend.is_asynchronous
         """Whether the device may still be busy after `run` returns; `backend.synchronize` waits for it."""
@@ -130,6 +131,7 @@ class LinkedProgram:
         self._num_symbols = len(compiled.symbols)
         self._guarded = compiled.guarded
         self._shapes = [compiled.outputs[index].shape for index in code.outputs]
+        # one generated function computes all sizes of a plan, in this order
         sizes = [value.size for value in code.values]
         sizes += [size for _, block in code.blocks for size in block]
         sizes += [dim for shape in self._shapes for dim in shape]
@@ -208,6 +210,7 @@ class LinkedProgram:
         instance = self._instances.get(symbols)
         if instance is None:
             instance = self._make_instance(symbols)
+            # each execution may have other sizes
             if len(self._instances) >= MAX_INSTANCES:
                 self._instances.clear()
             self._instances[symbols] = instance

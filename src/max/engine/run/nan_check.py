@@ -36,6 +36,7 @@ def raise_for_nans(op: mlir.MoOp, operands: _Arrays, results: _Arrays) -> None:
         places = _nans(result)
         if not len(places):
             continue
+        # a NaN that came in is not this op's
         given = [str(index) for index, operand in enumerate(operands) if len(_nans(operand))]
         source = f"operand {', '.join(given)} has one too" if given else "no operand has one"
         name = op.attr("symbol") if op.name == "mo.custom" else op.name.removeprefix("mo.")

@@ -27,7 +27,7 @@ __all__ = ["KernelTime", "Profile", "keep_for_exit", "recording"]
 
 EVENT_ROOM = 1 << 16
 """The maximum number of launches per program in a trace."""
-_NUMBERED = re.compile(r"(?<![^.])\d+(?=\.)")
+_NUMBERED = re.compile(r"(?<![^.])\d+(?=\.)")  # a whole part of a dotted name
 
 
 @dataclass
@@ -221,6 +221,7 @@ def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
         return []
     rows.sort()
     first = rows[0][0]
+    # ticks to microseconds, from the first event on
     return [
         {
             "name": name, "cat": kind, "ph": "X", "pid": 0, "tid": 0,

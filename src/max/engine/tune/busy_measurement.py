@@ -44,6 +44,7 @@ class BusyMeasurement:
     def take_turn(self) -> None:
         """Runs a turn, if measurements may take the time now."""
         begin = time.perf_counter()
+        # a turn of another thread is not waited for
         if self._spent > BUSY_SHARE * (begin - self._started) or not self._lock.acquire(False):
             return
         try:
@@ -56,6 +57,7 @@ class BusyMeasurement:
                 self.ended = True
                 self._keep(end.value)
                 return
+            # a run of something else disturbed the turn
             if self._backend.run_number() != before + TURN_RUNS:
                 stats.given_up += 1
                 self._turns = self._begin()

@@ -98,6 +98,7 @@ class _Idler:
         """The thread: measures one due job at a time while its device is idle, and ends when no job is left."""
         while not self._ended.wait(IDLE_SECONDS / 4):
             with self._lock:
+                # models that are gone need no thresholds
                 self._jobs = [job for job in self._jobs if job.linked() is not None]
                 if not self._jobs:
                     self._thread = None
@@ -193,6 +194,7 @@ class _Idler:
             for program in (linked.main, *linked.later):
                 program.set_limits({unsure.name: stored.rows})
         job.attempts += 1
+        # after one minute, then two, then four
         job.due = time.monotonic() + RETRY_SECONDS * 2 ** (job.attempts - 1)
         return stored is not None and stored.quality < QUIET and job.attempts < ATTEMPTS
 

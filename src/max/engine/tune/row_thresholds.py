@@ -94,6 +94,7 @@ class ThresholdStore:
         """
         threshold = self._known.get(key)
         if threshold is None and (stored := default_cache().get(_KIND, key)) is not None:
+            # a damaged entry
             if len(stored) != _FORMAT.size:
                 return None
             threshold = self._known[key] = Threshold(*_FORMAT.unpack(stored))
@@ -135,6 +136,7 @@ def find_thresholds(compiled: Compiled, backend: Backend) -> Thresholds:
             groups.setdefault(launch.limit.name, []).append(launch)
     if not groups or not flags.MAX_AUTOTUNE or flags.MAX_KERNEL_INTERPRET:
         return thresholds
+    # other kernels have other thresholds
     makers = [source_fingerprint(package) for package in ("_backends", "kernel", "engine")]
     for name, launches in groups.items():
         sample = _sample(compiled, launches, tuning)
@@ -166,4 +168,5 @@ def _sample(compiled: Compiled, launches: Sequence[LaunchCode], tuning: Tuning) 
     order = sorted(range(len(launches)), key=sizes.__getitem__)
     ends = itertools.accumulate(sizes[i] for i in order)
     sample = [launches[i] for i, end in zip(order, ends, strict=True) if end <= tuning.sample_bytes]
+    # the smallest weight alone exceeds the sample
     return sample or [launches[order[0]]]

@@ -96,6 +96,7 @@ class Measurement:
             launches=[replace(launch, barrier=True) for launch in launches],
             host_steps=[], checks=[], outputs=[],
         )  # fmt: skip
+        # the first always takes the GEMV path, the second never
         self._paths = [link(part, {limit.name: rows}) for rows in (limit.maximum, 0)]
         used = {
             part.values[slot.value].base
@@ -106,6 +107,7 @@ class Measurement:
         tensors = dict(enumerate(compiled.inputs, layout.inputs.start))
         tensors |= dict(enumerate(compiled.outputs, layout.outputs.start))
         self._used_bases = sorted(used & tensors.keys())
+        # such as the arena of another segment: nothing stands for it
         self._needs_other_memory = bool(used - tensors.keys() - {layout.NOTHING, layout.arena()})
         operands = [tensors[base] for base in self._used_bases]
         sizes = [product(tensor.shape) * tensor.dtype.size_in_bytes for tensor in operands]
@@ -119,7 +121,7 @@ class Measurement:
             The threshold; None if no sizes of the program give the required rows.
 
         Raises:
-            PoolIsBusyError: Something else ran on the pool, or `stopped` returned true.
+            PoolIsBusyError: Something else ran on the pool, or `is_stopped` returned true.
         """
         turns, run_number = self.turns(), self._backend.run_number()
         while True:
@@ -186,6 +188,7 @@ class Measurement:
         middle = (len(seconds[0]) + 1) // 2
         halves = slice(1, middle), slice(middle, None)
         best = [[min(path_seconds[half]) for path_seconds in seconds] for half in halves]
+        # the default stays unless the other path clearly wins
         if rows <= self._default:
             return any(many_time > CLEAR_GAIN * few_time for few_time, many_time in best)
         return all(few_time <= CLEAR_GAIN * many_time for few_time, many_time in best)
@@ -196,6 +199,7 @@ class Measurement:
         if self._needs_other_memory:
             return None
         ones = [1] * count
+        # all symbols at once, then each alone: any of them may count the rows
         candidates = [(rows,) * count, *[(*ones[:i], rows, *ones[i + 1 :]) for i in range(count)]]
         for symbols in candidates:
             instance = program.instance(symbols)
