@@ -121,6 +121,7 @@ class Frame:
             operands = [values[v] for v in op.operands if not isinstance(v.type, mlir.ChainType)]
             if op.name == "mo.output":
                 return operands
+            # conditions over sizes that are known before the op
             self.check(op)
             results = [r for r in op.results if not isinstance(r.type, mlir.ChainType)]
             arrays = self._evaluate_op(op, operands)
@@ -161,6 +162,7 @@ class Frame:
         """Rounds a result to its dtype, checks its sizes, and binds new symbols to them."""
         if not isinstance(type_, ShapedType):
             return array
+        # references compute in wider types: rounded once, here
         if array.dtype != type_.dtype.to_numpy():
             array = array.astype(type_.dtype.to_numpy())
         self.bind(op.name, type_, array)

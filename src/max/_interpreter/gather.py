@@ -40,6 +40,7 @@ def _vectors(op: str, indices: Array, sizes: Sequence[int]) -> list[Array]:
 def _gather_nd(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x, indices = operands
     batch: int = op.attr("batch_dims")
+    # batch axes are indexed by themselves
     grids = np.indices(indices.shape[:-1], sparse=True)[:batch]
     depth = indices.shape[-1]
     return x[(*grids, *_vectors("gather_nd", indices, x.shape[batch : batch + depth]))]
@@ -49,6 +50,7 @@ def _gather_nd(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
 def _scatter(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
     x, updates, indices = operands
     axis: int = op.attr("axis")
+    # every other axis is indexed by itself
     places: list[Array] = list(np.indices(indices.shape, sparse=True))
     places[axis] = _check("scatter", indices, x.shape[axis])
     result = x.copy()

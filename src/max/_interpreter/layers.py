@@ -46,6 +46,7 @@ def _run(
         backward = direction == "reverse" or d == 1
         for number in range(length):
             active = number < ends
+            # rows that have ended read any position: their results are dropped
             at = np.where(active & backward, ends - 1 - number, number)
             before = [final[d] for final in finals]
             after = step(d, gates[at, rows, d].astype(np.float64), before, matrix)
@@ -76,6 +77,7 @@ def _lstm(
     def step(d: int, row: Array, states: list[Array], matrix: Array) -> list[Array]:
         hidden, cell = states
         sums = row + np.einsum("bi,igj->bgj", hidden, matrix)
+        # the order of ONNX: input, output, forget, cell
         enter, leave, forget, new = (sums[:, i] for i in range(4))
         views = peepholes[d].astype(np.float64) if looks else np.zeros((3, 1))
         entered = opens(enter + views[0] * cell)

@@ -48,6 +48,7 @@ def show(label: str, array: Array, options: PrintOptions) -> None:
         array: The tensor.
         options: The options.
     """
+    # the label is a file's name, not a path
     file = label.replace("/", "_")
     if options.style == "BINARY" and options.folder is not None:
         (options.folder / file).write_bytes(array.tobytes())

@@ -48,6 +48,7 @@ def slices(frame: Frame, op: MoOp, shape: Sequence[int]) -> tuple[slice, ...]:
     bounds = (frame.dims(op.attr(name)) for name in ("start", "stop", "step"))
     slices: list[slice] = []
     for axis, (size, start, stop, step) in enumerate(zip(shape, *bounds, strict=True)):
+        # the elements that are read, for steps of either sign
         low, high = (start, stop) if step > 0 else (stop + 1, start + 1)
         if low < high and not (low >= 0 and high <= size):
             raise IndexError(
@@ -96,6 +97,7 @@ def _range(frame: Frame, op: MoOp, operands: Sequence[Array]) -> Array:
         count = max(0, -((start - stop) // step))
     else:
         exact = (stop - start) / step
+        # neither NaN nor infinite
         if not exact <= 2**62:
             raise InterpreterError(
                 f"range: from {start} to {stop} in steps of {step} is not a range"

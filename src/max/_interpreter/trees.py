@@ -43,6 +43,7 @@ def _masks(
                 _check("features", features[tree, node : node + 1], x.shape[1])
                 holds = _holds(x[:, features[tree, node]], limits[tree, node], missing[tree, node])
                 left = np.where(holds, left, left & masks[tree, node])
+        # only the lowest bit that is set
         low = left & (~left + masks.dtype.type(1))
         # the number of the lowest bit; of no bit their count
         numbers: Array = np.where(left == 0, bits, np.log2(np.maximum(low, 1)))

@@ -88,6 +88,7 @@ def guarded_copy(source: Bytes) -> Bytes:
 
 
 def with_holes(num_bytes: int, holes: Iterable[int]) -> Bytes:
+    # no mapping is empty
     """Whole pages of the pattern; the pages at the offsets `holes` are inaccessible."""
     mapping = _new_pages(_whole_pages(max(num_bytes, 1)))
     mapping[:] = PATTERN

@@ -191,6 +191,7 @@ def check_program(program: Program) -> None:
                 f"launch {index} ({launch.name}): kernel {launch.kernel}, phases {launch.phases}; "
                 "an address and a count of 0 or more would fit"
             )
+        # sizes of a grid are values too
         grid = () if launch.geometry is None else launch.geometry.grid
         for value, _ in (*launch.slots, *grid):
             if not 0 <= value < program.num_values:

@@ -71,9 +71,11 @@ def _add(frame: Frame, op: MoOp, operands: list[Array]) -> Array:
             token = int(x[row, 0])
             if not 0 <= token < inputs:
                 raise IndexError(f"lora.add: token {token}; there are {inputs}")
+            # an embedding: its table has a row of `rank` numbers for each token
             narrow = elements[: inputs * rank].reshape(inputs, rank)[token]
         else:
             narrow = elements[: rank * inputs].reshape(rank, inputs) @ x[row].astype(np.float32)
+        # [panels, rank, columns of a panel]
         b = elements[at_b : at_b + panels * rank * LORA_PANEL].reshape(panels, rank, LORA_PANEL)
         wide = np.einsum("r,prc->pc", narrow, b).reshape(-1)[:columns]
         if has_vectors:
