@@ -202,6 +202,7 @@ def _element_text(value: Any, dtype: DType) -> str:
         return f'"0x{np.asarray(value).tobytes()[::-1].hex()}"'
     # the fewest digits that give the same number again
     text = str(value) if dtype is DType.float32 else repr(number)
+    # the point tells it from an integer
     mantissa, exponent, power = text.partition("e")
     return text if "." in mantissa else f"{mantissa}.0{exponent}{power}"
 
@@ -252,6 +253,7 @@ def to_attr(value: Any) -> Attribute:
     Raises:
         TypeError: The value is of another type.
     """
+    # exact types: a bool is an int too
     kind = cast(type[Any], type(value))
     if kind is bool:
         return _TRUE if value else _FALSE

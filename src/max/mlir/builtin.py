@@ -254,6 +254,7 @@ class ModuleOp(Operation):
             attributes=parsed_module.attributes,
             location=UNKNOWN_LOC,
         )
+        # the parser makes attributes of xDSL's own dialect
         for op in module.walk():
             op.attributes = {name: from_xdsl(attr) for name, attr in op.attributes.items()}
             op.location = cast("LocationAttr", from_xdsl(op.location))
@@ -268,6 +269,7 @@ def to_xdsl(attr: Attribute) -> Attribute:
         case BoolAttr():
             return builtin.IntegerAttr(int(attr.data), builtin.IntegerType(1))
         case IntAttr():
+            # numbers of u64 do not all fit i64
             fits_64_bits = -(1 << 63) <= attr.data < 1 << 63
             return builtin.IntegerAttr(attr.data, builtin.IntegerType(64 if fits_64_bits else 128))
         case FloatAttr():
@@ -287,6 +289,7 @@ def to_xdsl(attr: Attribute) -> Attribute:
         case UnknownLoc():
             return builtin.UNKNOWN_LOC
         case FileLineColLoc():
+            # the scope of a profile has no place there
             filename, line, column, _ = attr.data
             return builtin.FileLineColLoc(
                 builtin.StringAttr(filename), builtin.IntAttr(line), builtin.IntAttr(column)
@@ -302,6 +305,7 @@ def from_xdsl(attr: Attribute) -> Attribute:
     match attr:
         case builtin.IntegerAttr():
             number = attr.value.data
+            # MLIR's bool is an integer of one bit
             return BoolAttr(bool(number)) if attr.type == builtin.i1 else IntAttr(number)
         case builtin.FloatAttr():
             return FloatAttr(attr.value.data)

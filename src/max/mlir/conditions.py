@@ -64,6 +64,7 @@ class Condition:
 
     def text(self, actual: int, required: int) -> str:
         """The error message for values that violate the condition: the actual and the required size."""
+        # only the required side has symbols: the message is about them
         if self.actual.is_static and not self.exact and not self.required.is_static:
             return f"{self.message}: {self.required} is {required}, expected at most {actual}"
         left = str(self.actual) if self.actual.is_static else f"{self.actual} is {actual}"
@@ -128,6 +129,7 @@ def count_conditions(
     except ZeroDivisionError:
         pass  # a quotient by a difference of symbols
     count = _count(shape)
+    # as many elements are in memory already
     if any(_count(other) == count for other in operands):
         return []
     message = f"{op}: the number of elements of the result"
@@ -147,6 +149,7 @@ def _divisors(expr: DimExpr) -> list[DimExpr]:
     for monomial, _ in expr.terms:
         for atom, _ in monomial:
             if isinstance(atom, FloorDiv):
+                # inner ones first: the outer division is checked over values that exist
                 denominators += [*_divisors(atom.numerator), *_divisors(atom.denominator)]
                 if not atom.denominator.is_static:
                     denominators.append(atom.denominator)

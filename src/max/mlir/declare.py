@@ -63,6 +63,7 @@ def declare(
     operands = tuple(signature)
 
     def types_by_name(types: Types, attrs: Attrs) -> NamedTypes:
+        # bound below: rules run when the op exists
         check_attributes(spec, attrs, attrs)
         return _named_types(op, operands, chained, types, attrs)
 
@@ -86,6 +87,7 @@ def declare(
             )
         result_rule(types_by_name(types, attrs), plain, attrs)
 
+    # operands that depend on attributes are not required
     required = sum([o.present is None and not o.optional for o in operands])
     spec = OpSpec(
         name,
@@ -131,6 +133,7 @@ def _named_types(
     first: Operand | None = None
     for operand, type_ in zip(expected, types, strict=True):
         checked = named[operand.name] = operand.check(op, type_)
+        # numbers that the host reads may be on any device
         if operand.on_any_device:
             continue
         if first is None:

@@ -193,6 +193,7 @@ def verify_module(module: ModuleOp) -> None:
 def _verify_dominance(module: ModuleOp) -> None:
     """Checks that each operand is defined before its use, in the same graph."""
     for graph in graphs(module):
+        # values of other graphs are not visible
         defined = set(cast("tuple[object, ...]", graph.args))
         for op in graph.body:
             for index, operand in enumerate(op.operands):

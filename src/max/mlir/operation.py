@@ -212,6 +212,7 @@ class MoOp(Operation):
             if isinstance(result.type, ShapedType):
                 shape = result.type.shape
                 conditions += size_conditions(spec.mnemonic, shape)
+                # an element-wise result is as large as its operands
                 if not spec.elementwise:
                     operands = [
                         v.type.shape for v in self._operands if isinstance(v.type, ShapedType)
@@ -434,6 +435,7 @@ def _check_sizes(op: str, type_: ShapedType) -> None:
     sizes = [dim.value for dim in type_.shape if dim.is_static]
     # symbolic sizes are checked when the program runs
     count = math.prod(sizes) if len(sizes) == len(type_.shape) else 0
+    # one size may exceed 64 bits where another is 0
     if count > MOST_ELEMENTS or max(sizes, default=0) >= 1 << 63:
         raise ValueError(
             f"{op}: the result would be {type_.short}, of {count} elements; expected at most {MOST_ELEMENTS}"

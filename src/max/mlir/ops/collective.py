@@ -15,6 +15,7 @@ _CHAIN = ChainType.get()
 
 def _inputs(op: str, types: Types) -> list[TensorType]:
     """Checks the operands of a collective, and returns the types of its tensors."""
+    # a tensor and a signal buffer for each device, and a chain
     if len(types) < 3 or len(types) % 2 == 0:
         raise ValueError(
             f"{op}: got {short_types(types)}, expected a tensor and a signal buffer for each device"

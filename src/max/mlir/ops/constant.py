@@ -15,6 +15,7 @@ from max.mlir.types import dtype_text
 def _check_constant(operands: Types, results: Types, attrs: Attrs) -> None:
     """Checks that the value has the dtype and the shape of the result."""
     y = tensor("constant", results, 0)
+    # an attribute, or its array when the op is verified
     value: npt.NDArray[Any] = getattr(attrs["value"], "array", attrs["value"])
     if DType.from_numpy(value.dtype) is not y.dtype or value.shape != y.static_shape:
         raise ValueError(

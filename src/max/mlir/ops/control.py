@@ -190,6 +190,7 @@ class CallOp(MoOp):
             return
         try:
             target = self.target()
+            # the callee's symbols are dims of the caller
             env = bind_call(self.callee, target.input_types, [v.type for v in self._operands])
             expected = [substitute_type(t, env) for t in target.output_types]
         except (ValueError, TypeError) as error:
@@ -224,6 +225,7 @@ def _check_signature(op: MoOp, name: str, arguments: Types, results: Types) -> N
     try:
         env = bind_call(name, target.input_types, arguments)
     except (ValueError, TypeError) as error:
+        # the message names the op that calls
         raise VerifyException(str(error).replace("call:", f"{op.spec.mnemonic}:", 1)) from error
     result_types = [substitute_type(t, env) for t in target.output_types]
     if result_types != list(results):

@@ -76,6 +76,7 @@ def _binary(op: str, accepts: Accepts, to_bool: bool = False) -> Infer:
 
     def infer(types: Types, attrs: Attrs) -> Types:
         x, y = tensor(op, types, 0), tensor(op, types, 1)
+        # most often both operands share one type object
         if x is not y:
             if x.dtype is not y.dtype:
                 raise TypeError(

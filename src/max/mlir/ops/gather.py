@@ -220,6 +220,7 @@ def _check_nonzero(operands: Types, results: Types, attrs: Attrs) -> None:
         raise TypeError(f"nonzero: the operand is {mask.short}, expected bool of rank 1 or more")
     if count.dtype is not DType.int64 or count.rank:
         raise TypeError(f"nonzero: the count is {count.short}, expected si64 of rank 0")
+    # a row for each element; their number is known when the graph runs
     expected = TensorType.get(DType.int64, (y.shape[0], mask.rank), mask.device) if y.rank else None
     if y != expected:
         raise ValueError(

@@ -233,6 +233,7 @@ def _check_attended(types: NamedTypes, results: Types, attrs: Attrs) -> None:
     queries, blocks = types["q"], types["blocks"]
     heads, head_dim = static_dims(op, "q", queries, 1, 2)
     value_size, softcap = attrs.get("value_size", 0), attrs.get("softcap", 0.0)
+    # values that are parts of their keys need no second side
     kv_heads = _check_row(op, blocks, head_dim, sides=1 if value_size else 2)
     if kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"{op}: {heads} query heads cannot share {kv_heads} key heads")
