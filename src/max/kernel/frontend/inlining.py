@@ -164,7 +164,7 @@ def _bind_parameters(
             isinstance(env[p.arg], (Ref, Const)) or is_number(env[p.arg])
         ):
             env[p.arg] = convert_annotated(
-                fe, env[p.arg], evaluate_in(fe, source, p.annotation), p.arg
+                fe, env[p.arg], annotation_in(fe, source, p.annotation), p.arg
             )
     return env
 
@@ -172,12 +172,6 @@ def _bind_parameters(
 def evaluate_in(fe: Frontend, source: FunctionSource, node: ast.expr) -> Any:
     """Evaluates a default or an annotation in the scope of its function's definition."""
     if isinstance(node, ast.Constant):
-        if isinstance(node.value, str):
-            return (
-                evaluate_in(fe, source, ast.parse(node.value, mode="eval").body)
-                if node.value
-                else None
-            )
         return node.value
     caller, at = fe.frame, fe.node
     fe.frame = Frame(source, {}, fe.depth)
@@ -185,3 +179,10 @@ def evaluate_in(fe: Frontend, source: FunctionSource, node: ast.expr) -> Any:
         return fe.expr(node)
     finally:
         fe.frame, fe.node = caller, at
+
+
+def annotation_in(fe: Frontend, source: FunctionSource, node: ast.expr) -> Any:
+    """The value of an annotation, which may be a text; see `evaluate_in`."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        node = ast.parse(node.value, mode="eval").body
+    return evaluate_in(fe, source, node)

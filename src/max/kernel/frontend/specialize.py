@@ -14,7 +14,7 @@ from max._config import dump_log, flags
 from max._lazy import lazy_module
 from max.kernel.errors import KernelError, KernelTypeError
 from max.kernel.frontend.division import MAX_SIZE
-from max.kernel.frontend.inlining import evaluate_in
+from max.kernel.frontend.inlining import annotation_in, evaluate_in
 from max.kernel.frontend.state import Failure, Frame, Frontend
 from max.kernel.frontend.syntax.expressions import EXPRESSIONS
 from max.kernel.frontend.syntax.loops import LOOPS
@@ -258,7 +258,7 @@ class _Parameters:
             )
         assert p.annotation is not None
         source = self.fn.source
-        value = evaluate_in(self.fe, source, p.annotation)
+        value = annotation_in(self.fe, source, p.annotation)
         try:
             return parameter_annotation(value, p.arg, source.scope)
         except KernelTypeError as error:
@@ -268,7 +268,7 @@ class _Parameters:
         """Binds a keyword-only parameter: the context, a compile-time parameter or its default."""
         if (
             p.annotation is not None
-            and evaluate_in(self.fe, self.fn.source, p.annotation) is Context
+            and annotation_in(self.fe, self.fn.source, p.annotation) is Context
         ):
             env[p.arg] = ContextValue()
         elif p.arg in self.params:
