@@ -71,7 +71,7 @@ class _Printer:
             mask = "" if s.mask is None else f" where {atom(s.mask)}"
             out(f"{pad}store {atom(s.value)} at {atom(s.pointer)}{mask}")
         elif isinstance(s, Assign):
-            out(f"{pad}$%{s.slot}[{atom(s.index)}] := {atom(s.value)}".replace("$%", "$"))
+            out(f"{pad}${s.slot}[{atom(s.index)}] := {atom(s.value)}")
         elif isinstance(s, Alloc):
             out(f"{pad}slot ${s.slot}: {s.type} x {s.count}")
         elif isinstance(s, Effect):
