@@ -177,10 +177,12 @@ class AttentionWithRope(CachedAttention):
                     f"{name}: {self.n_heads} query heads and {self.num_key_value_heads} key heads "
                     f"cannot be divided evenly over {count} devices"
                 )
+            # each part projects its heads
             rows = ShardingStrategy.rowwise(count)
             stacked = ShardingStrategy.stacked_qkv(
                 count, self.n_heads, dim, self.num_key_value_heads
             )
+            # outputs of a part are columns of the output projection: results of parts are summed
             columns = ShardingStrategy.head_aware_columnwise(count, self.n_heads, dim)
         if self.stacked_qkv:
             self.qkv_proj.sharding_strategy = stacked

@@ -130,6 +130,7 @@ class CachedAttention(Module):
         if self.stacked_qkv:
             encoding = self.qkv_proj.quantization_encoding
             qkv = project(x, TensorValue(self.qkv_proj), encoding=encoding)
+            # each [total_seq_len, width]
             q, k, v = ops.split(qkv, [self.q_width, self.kv_width, self.kv_width], axis=1)
             return q, k, v
         # three products read the weights in place; one product needs them concatenated
@@ -143,6 +144,7 @@ class CachedAttention(Module):
     def queries_for(self, q: TensorValue) -> TensorValue:
         """Casts queries for attention: to the 16-bit dtype of the cache if the weights have no more precision."""
         weight = self.o_proj.weight
+        # block encodings have fewer than 16 bits per element
         rounded = weight.dtype in HALF or weight.quantization_encoding is not None
         return ops.cast(q, self.kv_params.dtype) if rounded and self.kv_params.dtype in HALF else q
 
@@ -201,6 +203,7 @@ class CachedAttention(Module):
             kv_collection: The cache.
             layer_idx: The index of the layer in the cache.
         """
+        # the cache's op takes the heads of a token side by side
         k = keys if keys.rank == 2 else ops.reshape(keys, [keys.shape[0], self.kv_width])
         store_kv_cache_ragged(self.kv_params, k, v, input_row_offsets, kv_collection, layer_idx)
 

@@ -156,10 +156,12 @@ def sgmv_kernel(
     groups, slots = input_row_offsets.shape[0] - 1, lora_ids.shape[0]
     if isinstance(groups, StaticDim) and isinstance(slots, StaticDim) and int(slots) < int(groups):
         raise ValueError(f"{op}: {slots} lora_ids for the {groups} groups of input_row_offsets")
+    # ids past the last group are not read
     if slots != groups:
         lora_ids = lora_ids[(slice(0, groups), groups),]
     count = ops.reshape(ops.cast(TensorValue(groups), DType.uint32), [1])
     longest = ops.constant([max_lora_seq_len], DType.uint32, DeviceRef.CPU())
+    # the rows of the longest group, and the number of groups: the host reads both
     stats = ops.concat([longest, count.to(DeviceRef.CPU())])
     starts = ops.cast(input_row_offsets, DType.uint32)
     ids = ops.cast(lora_ids, DType.int32)
@@ -171,6 +173,7 @@ def sgmv_kernel(
     # rows without an adapter read the row of zeros appended to the biases
     zeros = ops.broadcast_to(ops.constant(0, bias.dtype, bias.device), [1, bias.shape[1]])
     table = ops.concat([bias, zeros])
+    # the index of that row; rows past the last group have it too
     none = ops.constant([int(lora.shape[0])], DType.int64, ids.device)
     of_group = ops.concat([ops.cast(ids, DType.int64), none])
     adapter = ops.gather(of_group, group_of_rows(input.shape[0], starts), axis=0)
@@ -274,6 +277,7 @@ def sgmv_qkv_lora_kernel(
         of_part = None if bias is None else bias[:, begin : begin + size]
         parts.append(sgmv_kernel(rows, lora_b[:, begin : begin + size], *groups, of_part))
         begin += size
+    # the terms are those of all sequences
     first = ops.constant(0, DType.int64, DeviceRef.CPU())
     added = ops.concat(parts[1:], axis=1)
     kv_cache_ragged_radd(kv_params, added, kv_collection, input_row_offsets, first, layer_idx)

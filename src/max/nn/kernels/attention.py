@@ -194,6 +194,7 @@ def default_alibi_slopes(n_heads: int) -> npt.NDArray[np.float32]:
     Args:
         n_heads: The number of query heads.
     """
+    # the greatest power of 2 up to n_heads
     power = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
     slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(n_heads - power)]
@@ -340,6 +341,7 @@ def flash_attention_gpu(
         ops.reshape(ops.cast(q, DType.float32), [batch, length, kv_heads, group, size]),
         [0, 2, 3, 1, 4],
     )
+    # [batch, kv_heads, 1, keys, size]: the query heads of a group share them
     columns, values = (
         ops.unsqueeze(ops.permute(ops.cast(x, DType.float32), [0, 2, 1, 3]), 2) for x in (k, v)
     )
@@ -347,6 +349,7 @@ def flash_attention_gpu(
     seen = _visible_keys(length, keys, mask_variant, local_window_size, q.device)
     if valid_length is not None:
         check_operand(op, "valid_length", valid_length, DType.uint32, 1)
+        # broadcasts against the keys, the last axis of the scores
         lengths = ops.reshape(ops.cast(valid_length, DType.int64), [batch, 1, 1, 1, 1])
         inside = ops.greater(lengths, _positions(keys, q.device))
         seen = inside if seen is None else ops.logical_and(seen, inside)
@@ -424,6 +427,7 @@ def _visible_keys(
     # [queries, keys]: the row is the query's position, the column the key's
     seen = ops.greater_equal(row, column)
     if mask is MHAMaskVariant.SLIDING_WINDOW_CAUSAL_MASK:
+        # at a distance of less than `window`
         return ops.logical_and(seen, ops.greater(column + window, row))
     if mask is MHAMaskVariant.CHUNKED_CAUSAL_MASK:
         return ops.logical_and(seen, ops.equal(row // window, column // window))

@@ -73,8 +73,10 @@ def load_rows(
         count: The value of `rows` if the graph computes it: an integer tensor of one element.
     """
     kv = kv_collection
+    # the host reads the number, as it is a size of the result
     number = TensorValue(rows) if count is None else ops.reshape(count, []).to(DeviceRef.CPU())
     parameters: dict[str, bool | int | str | DType] = {"side": side}
+    # rows of an i8 cache hold scales too, so that they do not tell the size of a head
     if kv_params.dtype is DType.int8:
         parameters["head_dim"] = kv_params.head_dim
     return stage_declared(

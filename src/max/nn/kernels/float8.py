@@ -104,6 +104,7 @@ def quantize_dynamic_scaled_float8(
     # [rows, groups, columns of a group]
     wide = ops.reshape(ops.cast(input, F32), (rows, size // group, group))
     magnitude = ops.max(ops.abs(wide), axis=-1)
+    # one scale for all: that of the greatest magnitude
     if input_scale_spec.is_tensor:
         magnitude = ops.broadcast_to(ops.max(ops.max(magnitude, axis=0), axis=1), magnitude.shape)
     bounded = ops.max(ops.min(magnitude, scale_ub), _LEAST)
@@ -312,6 +313,7 @@ def scaled_weights(
     if not weights.dtype.is_float8():
         raise TypeError(f"{op}: {weights!r} is no float8 tensor")
     count, rows, columns = (_static(f"{op}: the sizes of the weights", d) for d in weights.shape)
+    # one scale per weight
     if scales.rank == 1:
         scales = ops.reshape(scales, (scales.shape[0], 1, 1))
     if scales.rank != 3 or scales.shape[0] != count:
@@ -398,6 +400,7 @@ def _product(
     """
     rows, columns = (_static(f"{op}: the sizes of the weight", dim) for dim in b.shape)
     scales = ops.cast(b_scales, F32)
+    # one scale per row
     if scales.rank == 1:
         scales = ops.reshape(scales, (scales.shape[0], 1))
     if scales.rank not in (0, 2):
@@ -447,6 +450,7 @@ def _broadcast_scales(
         by = "" if block is None else f" in blocks of {block}"
         raise ValueError(f"{op}: {count} scales for {size} elements{by}")
     wide = ops.repeat_interleave(scales, block, axis)
+    # the last block may have fewer elements
     if count * block == size:
         return wide
     return wide[:size] if axis == 0 else wide[:, :size]

@@ -86,6 +86,7 @@ def sliced_add(x: TensorValue, y: TensorValue, lora_end_idx: TensorValue) -> Ten
     end = ops.reshape(ops.cast(lora_end_idx, DType.int64).to(x.device), [])
     rows = x.shape[0]
     numbers = ops.range(0, TensorValue(rows), 1, out_dim=rows, dtype=DType.int64, device=x.device)
+    # [rows, 1, …]
     added = ops.reshape(ops.greater(end, numbers), [rows, *([1] * (x.rank - 1))])
     return ops.where(added, x + y, x)
 
@@ -120,6 +121,7 @@ def scatter_nd_skip_oob_indices(
     fits = ops.logical_and(ops.greater_equal(wide, 0), ops.greater(sizes, wide))
     inside = ops.greater(ops.min(ops.cast(fits, DType.int32), axis=-1), 0)
     # updates out of range write to an extra last row, which is cut off
+    # the index of that row: [rows, 0, …]
     behind = ops.concat([sizes[:1], sizes[1:] * 0]) if depth > 1 else sizes
     wide = ops.where(inside, wide, behind)
     row = ops.broadcast_to(ops.constant(0, x.dtype, x.device), [1, *x.shape[1:]])

@@ -117,6 +117,7 @@ def _norm_rows(
         )
     if columns > size:
         raise ValueError(f"{op}: gamma has {columns} elements, more than the {size} of a key")
+    # [rows, heads * head_dim]
     keys = load_rows(
         kv_params,
         input_row_offsets,

@@ -57,6 +57,7 @@ def project(
             "must equal the last one of the weight"
         )
     y = ops.matmul(matmul_input(left, right), right.T)
+    # x may have been rounded for the product
     if left.dtype is DType.float32:
         y = ops.cast(y, DType.float32)
     return with_bias(y, bias)

@@ -321,6 +321,7 @@ def fused_qkv_ragged_matmul_scaled_float8(
         ValueError: A shape does not fit.
         TypeError: An operand is not a float8 tensor.
     """
+    # one scale for the whole input
     if all(dim == 1 for dim in input_scale.shape):
         qkv = matmul_static_scaled_float8(input, wqkv, input_scale, weight_scale)
     else:
@@ -368,6 +369,7 @@ def matmul_k_cache_ragged_scaled_float8(
         ValueError: A shape does not fit.
         TypeError: An operand is not a float8 tensor.
     """
+    # rows of the input, then rows and columns of a block of the weight
     rows, *blocks = scales_granularity_mnk
     if rows != 1:
         raise ValueError(

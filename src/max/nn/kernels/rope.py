@@ -414,6 +414,7 @@ def rope_split_store_ragged(
     if q_norm_weight is not None and k_norm_weight is not None and rms_norm_eps is not None:
         check_gamma(op, "q_norm_weight", q_norm_weight, size)
         check_gamma(op, "k_norm_weight", k_norm_weight, size)
+        # the values are normalized without a weight
         ones = ops.constant(np.ones(size, np.float32), DType.float32, qkv.device)
         queries, keys, values = (
             ops.rms_norm(x, ops.cast(gamma, x.dtype), rms_norm_eps)

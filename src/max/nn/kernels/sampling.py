@@ -24,6 +24,7 @@ def _per_row(op: str, what: str, value: Any, dtype: DType, like: TensorValue) ->
     if not isinstance(value, Value):
         value = ops.constant(np.asarray(value), dtype, like.device)
     tensor = ops.cast(TensorValue(value), dtype).to(like.device)
+    # one value for all rows
     if tensor.rank == 0 or (tensor.rank == 1 and tensor.shape[0] == 1):
         return ops.broadcast_to(ops.reshape(tensor, [1]), [batch])
     if tensor.rank != 1 or tensor.shape[0] != batch:
@@ -98,6 +99,7 @@ def sample_rows(
     """
     wide = ops.cast(logits, DType.float32)
     seeds = _per_row(op, "seed", seed, DType.uint64, logits)
+    # one seed for all rows: the number of the row is added, so that rows draw different numbers
     if not isinstance(seed, Value) or TensorValue(seed).rank == 0:
         rows = ops.range(0, TensorValue(logits.shape[0]), 1, out_dim=logits.shape[0],
                          dtype=DType.int64, device=DeviceRef.CPU())  # fmt: skip

@@ -119,6 +119,7 @@ class KVCacheParams:
 
     def __post_init__(self) -> None:
         if self.devices is not None:
+            # 1 is the default: then the list of devices gives the number
             if self.n_devices not in (1, len(self.devices)):
                 raise ValueError(
                     f"KVCacheParams: n_devices is {self.n_devices}, and {len(self.devices)} devices are given"
@@ -140,6 +141,7 @@ class KVCacheParams:
                 raise ValueError(
                     f"KVCacheParams: {name} is {getattr(self, name)}, expected 1 or more"
                 )
+        # either all devices share the heads of one batch, or each has its own part of the batch
         if self.data_parallel_degree not in (1, self.n_devices):
             raise ValueError(
                 f"KVCacheParams: data_parallel_degree is {self.data_parallel_degree}, expected 1 "
@@ -197,6 +199,7 @@ class KVCacheParams:
             IndexError: There is no such group.
         """
         if index == 0:
+            # `replace` also computes n_kv_heads_per_device of the group's heads
             return replace(self, groups=()) if self.groups else self
         group = self.groups[index - 1]
         return replace(
@@ -260,6 +263,7 @@ class KVCacheParams:
             num_layers: The number of layers.
             page_size: Tokens per page.
         """
+        # a latent is key and value at once
         rows = (1 if self.is_mla else 2) * num_layers * page_size * self.n_kv_heads_per_device
         return rows * self.stored_head_dim * self.dtype.size_in_bytes
 

@@ -94,6 +94,7 @@ class RaggedKVCacheInputs(KVCacheInputs):
         return [self]
 
     def __iter__(self) -> Iterator[Tensor]:
+        # without further devices, each group only has the pages of the first one
         others = self.other_blocks or ((),) * (1 + len(self.group_blocks))
         yield from (self.blocks, *others[0])
         yield from (self.cache_lengths, self.lookup_table, self.max_lengths)

@@ -58,6 +58,7 @@ def paddings(layer: str, value: int | Sequence[int], count: int) -> tuple[int, .
     """
     sizes = (value,) * count if isinstance(value, int) else tuple(value)
     if len(sizes) == count:
+        # one number per axis is the padding at both ends
         return tuple(n for n in sizes for _ in range(2))
     if len(sizes) != 2 * count:
         raise ValueError(
@@ -216,6 +217,7 @@ class _Conv(Module):
             ValueError: The rank or the number of channels differs.
         """
         axis = 1 if self.permute else -1
+        # the filter holds the input channels of one group
         filter = self.filter.shape[1 if self.permute else -2]
         channels = filter * self.num_groups
         if x.rank != rank or x.shape[axis] != channels:

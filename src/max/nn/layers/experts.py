@@ -112,13 +112,13 @@ def run_experts(
     chosen = ops.reshape(experts, [tokens * count])
     order, starts, restored, ids, stats = moe_create_indices(chosen, int(down.shape[0]))
     index = ops.cast(order, DType.int64)
-    # row i of a token's k experts comes from token i // k
-    rows = ops.gather(x, index // int(count), axis=0)
+    # entries [t * k, (t + 1) * k) of `chosen` are of token t; `order` sorts the entries by expert
+    rows = ops.gather(x, index // int(count), axis=0)  # [tokens * k, hidden_dim], sorted by expert
     shares = ops.cast(ops.reshape(weights, [tokens * count, 1]), DType.float32)
     if weights_first:
         rows = ops.cast(ops.cast(rows, DType.float32) * ops.gather(shares, index, axis=0), x.dtype)
 
-    of_rows = ops.gather(chosen, index, axis=0)
+    of_rows = ops.gather(chosen, index, axis=0)  # the expert of each row
 
     changed = None if change is None else change(index // int(count), of_rows)
 
@@ -143,6 +143,7 @@ def run_experts(
         elif gate_up_bias is not None and len(gate_up) == 1:
             biases = (gate_up_bias,)
         elif gate_up_bias is not None:
+            # the bias of both projections, the gate's half first
             width = gate_up[0].shape[1]
             biases = gate_up_bias[:, :width], gate_up_bias[:, width:]
         encodings = (
@@ -161,10 +162,12 @@ def run_experts(
             raise ValueError("run_experts: a tuple of biases or encodings for one gate_up weight")
         both = product(0, rows, gate_up, gate_up_bias, gate_up_encoding)
         width = int(both.shape[1]) // 2
+        # the gate's half first
         projected = [both[:, :width], both[:, width:]]
     last = len(gate_up) if isinstance(gate_up, tuple) else 1
     y = product(last, activation(*projected), down, down_bias, down_encoding)
-    y = ops.gather(y, ops.cast(restored, DType.int64), axis=0)
+    y = ops.gather(y, ops.cast(restored, DType.int64), axis=0)  # in the order of the tokens again
+    # the k outputs of a token are added in float32, and rounded once
     wide = ops.cast(y, DType.float32)
     if not weights_first:
         wide = wide * shares

@@ -74,6 +74,7 @@ class GPTQLinear(Linear):
                 f"GPTQLinear: {in_dim} inputs and {out_dim} outputs, expected multiples of {packed} for "
                 f"{config.bits} bits"
             )
+        # the last group may be shorter
         groups = 1 if config.group_size == -1 else -(-in_dim // config.group_size)
         dtype = dtype if dtype.is_float() else DType.float16
         self.device, self.clip_weight, self.quantization_config = device, None, config

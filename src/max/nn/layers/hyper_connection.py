@@ -46,10 +46,10 @@ def mix_streams(
             f"HyperConnection: the streams are {hidden_streams!r}, the projection takes {fn.shape[1]} elements"
         )
     streams = hidden_streams.cast(DType.float32)
-    flat = ops.reshape(streams, [tokens, mult * hidden])
+    flat = ops.reshape(streams, [tokens, mult * hidden])  # [tokens, mult * hidden]
     inverse = ops.rsqrt(ops.mean(flat * flat, 1) + norm_eps)
     # the factor of the RMS norm is applied to the few results instead of the streams
-    weights = ops.matmul(flat, ops.transpose(fn, 0, 1)) * inverse
+    weights = ops.matmul(flat, ops.transpose(fn, 0, 1)) * inverse  # [tokens, (2 + mult) * mult]
     pre, post, comb = hyper_connection_gates(weights, base, scale, int(mult), eps, iterations)
     collapsed = ops.sum(ops.reshape(pre, [tokens, mult, 1]) * streams, 1)
     return (

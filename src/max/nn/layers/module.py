@@ -312,6 +312,7 @@ class Module(Layer, ABC):
             ValueError: A weight's name does not begin with the prefix, or the module uses a weight
                 that is not its own.
         """
+        # the subgraph's inputs are flat; lists are rebuilt for the module's arguments
         leaves = [t for item in input_types for t in (item if isinstance(item, list) else [item])]
         flat = [t.type if isinstance(t, Value) else t for t in leaves]
         subgraph = Graph.current.add_subgraph(name, input_types=flat)

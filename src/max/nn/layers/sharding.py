@@ -61,6 +61,7 @@ def part_of(module: Module, cls: type[M], **changed: object) -> M:
     shard = object.__new__(cls)
     owned = module.sublayers
     for name, value in vars(module).items():
+        # `setattr` below fills the registries of the copy
         if name in _REGISTRIES:
             continue
         if isinstance(value, Module) and name not in owned:

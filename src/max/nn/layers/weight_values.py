@@ -77,6 +77,7 @@ def check_value(name: str, weight: Weight, value: Any, override: bool) -> str | 
 
 def _fits(dims: Sequence[Dim], sizes: Sequence[int]) -> bool:
     """Whether sizes match dimensions; a symbol matches any size."""
+    # a symbol that occurs twice must have one size
     symbol_sizes: dict[Dim, int] = {}
     return len(dims) == len(sizes) and all(
         size == (dim if isinstance(dim, StaticDim) else symbol_sizes.setdefault(dim, size))
@@ -86,6 +87,7 @@ def _fits(dims: Sequence[Dim], sizes: Sequence[int]) -> bool:
 
 def _override_error(name: str, weight: Weight, value: WeightData) -> str | None:
     """The error message for a value whose encoding the weight takes on; None if it is valid."""
+    # `element_shape` counts decoded elements, so shapes of different encodings compare
     own = WeightData(
         value.data, name, weight.dtype, weight.shape, weight.quantization_encoding
     ).element_shape
