@@ -235,7 +235,7 @@ class SpeculativeDecodingTextGenerationPipeline(
             num_steps = self.calculate_num_steps(model, config, num_steps, context, is_draft)
         if is_draft:
             texts = self._draft_texts(batch, num_steps)
-            cache = self._draft.kv_manager.get_runtime_inputs(texts, 1)
+            cache = self._draft.kv_manager.get_runtime_inputs(texts)
             inputs = model.prepare_initial_token_inputs(cast(Any, texts), cache, return_n_logits)
             return inputs, num_steps
         if merged_draft_tokens is not None and merged_draft_offsets is not None:
@@ -245,7 +245,7 @@ class SpeculativeDecodingTextGenerationPipeline(
                 own = tokens[begin:end].tolist()
                 cast(Any, context).set_draft(own[context.active_idx - context.start_idx :])
         self._kv_manager.reserve(batch, 1)
-        cache = self._kv_manager.get_runtime_inputs(batch, 1)
+        cache = self._kv_manager.get_runtime_inputs(batch)
         return model.prepare_initial_token_inputs(batch, cache, return_n_logits), num_steps
 
     def _draft_texts(
@@ -309,8 +309,8 @@ class SpeculativeDecodingTextGenerationPipeline(
 
         Returns:
             The number of steps; the tokens int64 ``[batch, steps]`` and their logits ``[batch, steps]``; the inputs of
-            the last step; and all logits ``[steps, batch, vocab]``, as they were sampled from: a token that the
-            request's parameters leave out has the least logit.
+            the last step; and all logits ``[steps, batch, vocab]`` of the tokens that both models have, as they were
+            sampled from: a token that the request's parameters leave out has the least logit.
         """
         texts, model = self._draft_texts(batch, num_steps), self._draft.model
         params = [text.sampling_params for text in texts]
@@ -323,15 +323,16 @@ class SpeculativeDecodingTextGenerationPipeline(
             if model.samples_in_graph:
                 model_inputs.update(sampling=sampling)
             outputs = model.execute(model_inputs)
-            logits = sampled_logits(last_logits(outputs).to(CPU()).to_numpy(), params)
+            # a draft model with a larger vocabulary drafts none of the tokens that the model lacks
+            rows = last_logits(outputs).to(CPU()).to_numpy()[:, : self._drafter.vocabulary]
+            logits = sampled_logits(rows, params)
             all_logits.append(logits)
             # the filters are in the logits: what is left of the parameters is the seed
-            width = len(batch)
-            ones, all_tokens = np.ones(width, np.float32), np.full(width, -1, np.int64)
-            rest = [Tensor.from_numpy(array) for array in (all_tokens, all_tokens[:1], ones)]
+            ones = Tensor.from_numpy(np.ones(len(batch), np.float32))
+            every = Tensor.from_numpy(np.full(len(batch), -1, np.int64))
             new, tokens, of_tokens = self.sample_draft_logits(
                 batch, ModelOutputs(Tensor.from_numpy(logits).to(device)), tokens, of_tokens,
-                rest[0], rest[1], rest[2], rest[2], rest[2], sampling.seed,
+                every, every, ones, ones, ones, sampling.seed,
             )  # fmt: skip
             if step + 1 < num_steps:
                 cache = cast(Any, model_inputs.kv_cache_inputs)
@@ -390,13 +391,12 @@ class SpeculativeDecodingTextGenerationPipeline(
         for row, context in enumerate(context_batch):
             params, end = context.sampling_params, int(ends[row])
             target = softmax(sampled_logits(logits[end - count - 1 : end], [params] * (count + 1)))
-            width = min(target.shape[-1], draft.shape[-1])
             numbers = [
                 uniform_numbers(params.seed, context.active_idx + step) for step in range(count + 1)
             ]
             own, replaced = kept_tokens(
                 drafted[row],
-                pad_rows(draft[:, row, :width], target.shape[-1]),
+                pad_rows(draft[:, row], target.shape[-1]),
                 target,
                 np.array(numbers),
             )

@@ -121,7 +121,9 @@ class ModelDrafter(BatchDrafter):
     takes_steps = True
 
     def __init__(self, model: DraftModel, vocabulary: int, chunk: int) -> None:
-        self._model, self._vocabulary, self._chunk = model, vocabulary, chunk
+        self._model, self._chunk = model, chunk
+        self.vocabulary = vocabulary
+        """The number of the model's tokens."""
         # the least recently drafted one first
         self._texts: dict[RequestID, DraftedText] = {}
         self._saved: dict[RequestID, int] = {}
@@ -157,7 +159,7 @@ class ModelDrafter(BatchDrafter):
         drafts: list[Sequence[int]] = [()] * len(contexts)
         for row, text in texts.items():
             drafted = text.all_tokens[contexts[row].current_length :][: most[row]].tolist()
-            known = next((n for n, token in enumerate(drafted) if token >= self._vocabulary), None)
+            known = next((n for n, token in enumerate(drafted) if token >= self.vocabulary), None)
             drafts[row] = drafted[:known]
         return drafts
 
@@ -257,12 +259,14 @@ class ModelDrafter(BatchDrafter):
         """
         texts: dict[int, DraftedText] = {}
         kept = {context.request_id for context in contexts}
+        # all run the steps of the one with the most, as far as the longest text goes
+        most = max(steps, default=0)
         for row, context in enumerate(contexts):
-            fits = context.current_length + steps[row] <= self._model.longest
+            room = self._model.longest - context.current_length
             tokens = context.all_tokens
             text = self._texts.pop(context.request_id, None)
             begin = 0 if text is None else min(text.current_length, len(tokens))
-            if not fits or (tokens[begin:] >= self._model.vocabulary).any():
+            if steps[row] > room or (tokens[begin:] >= self._model.vocabulary).any():
                 self._close(context.request_id)
                 continue
             if text is None or not self._follow(text, context):
@@ -270,7 +274,7 @@ class ModelDrafter(BatchDrafter):
                 text = DraftedText.of(context, self._model.longest)
             # last: the most recently drafted one
             self._texts[context.request_id] = text
-            if self._has_pages(text, steps[row], kept):
+            if self._has_pages(text, min(most, room), kept):
                 texts[row] = text
         # all but the last chunk: the caller's steps read that one
         while behind := [

@@ -1,0 +1,438 @@
+"""Stages of a step with drafts, and the drafter, on models whose logits are a function of what their caches hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from max.driver import CPU, Tensor
+from max.interfaces import RequestID, SamplingParams, TextGenerationInputs
+from max.pipelines import TextContext
+from max.pipelines.generation.drafts.draft_model import ModelDrafter
+from max.pipelines.generation.drafts.rejection import (
+    kept_tokens,
+    sampled_logits,
+    softmax,
+    uniform_numbers,
+)
+from max.pipelines.generation.speculative_decoding import (
+    SpeculativeDecodingMetrics,
+    SpeculativeDecodingTextGenerationPipeline,
+    _DraftPipeline,
+)
+from max.pipelines.kv_cache.page_pool import pages_of
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
+from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.models.inputs import ModelInputs, ModelOutputs
+from max.pipelines.sampling.inputs import SamplingInputs, step_seed
+
+SIZE, WORDS, DRAFT_WORDS, LONGEST = 4, 9, 7, 40
+
+
+def logits_of(model: int, tokens: list[int], words: int) -> np.ndarray:
+    """The logits after some tokens; model 2 hardly chooses words that model 1 may lack."""
+    row = np.random.default_rng([model, *tokens]).normal(0, 2, words).astype(np.float32)
+    row[DRAFT_WORDS:] -= 3 * (model == 2)
+    return row
+
+
+class Cache(RequestPages):
+    """Pages of tokens."""
+
+    def get_runtime_inputs(self, batch: Any) -> Any:
+        tables = [self.pages.pages(one.request_id)[:] for one in batch]
+        return SimpleNamespace(tables=tables, starts=[one.start_idx for one in batch])
+
+    def next_step(self, inputs: Any, batch: Any, step: int) -> Any:
+        starts = [one.active_idx + step - 1 for one in batch]
+        return SimpleNamespace(tables=inputs.tables, starts=starts)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Inputs(ModelInputs):
+    tokens: list[list[int]]
+    last: int = 1
+
+
+@dataclass
+class Model:
+    """A model that sees what was written to its pages."""
+
+    number: int
+    words: int
+    cache: RequestPages
+    samples_in_graph: bool = False
+    max_seq_len: int = LONGEST
+    huggingface_config: Any = None
+    devices: tuple[Any, ...] = (CPU(), SimpleNamespace())
+    memory: dict[tuple[int, int], int] = field(default_factory=dict)
+    num_read: int = 0
+    last_inputs: Any = None
+
+    def prepare_initial_token_inputs(self, batch: Any, cache: Any, last: int) -> Inputs:
+        tokens = [one.next_tokens.tolist() for one in batch]
+        return Inputs(tokens=tokens, last=last, kv_cache_inputs=cache)
+
+    def prepare_next_token_inputs(self, tokens: Tensor, inputs: Inputs) -> Inputs:
+        return replace(inputs, tokens=[[token] for token in tokens.to_numpy().tolist()])
+
+    def execute(self, inputs: Inputs) -> ModelOutputs:
+        cache: Any = inputs.kv_cache_inputs
+        self.last_inputs = inputs
+        rows: list[np.ndarray] = []
+        for table, start, tokens in zip(cache.tables, cache.starts, inputs.tokens, strict=True):
+            places = [(table[at // SIZE], at % SIZE) for at in range(start + len(tokens))]
+            self.memory |= zip(places[start:], tokens, strict=True)
+            self.num_read += len(tokens)
+            seen = [self.memory[place] for place in places]
+            ends = range(max(len(seen) - inputs.last, start) + 1, len(seen) + 1)
+            rows += [logits_of(self.number, seen[:end], self.words) for end in ends]
+        counts = [0, *(min(inputs.last, len(tokens)) for tokens in inputs.tokens)]
+        offsets = Tensor.from_numpy(np.cumsum(counts).astype(np.uint32))
+        return ModelOutputs(Tensor.from_numpy(np.stack(rows)), logit_offsets=offsets)
+
+
+class Draft:
+    """The pipeline of the draft model, whose own steps are greedy."""
+
+    longest, states = LONGEST, ()
+
+    def __init__(self, num_pages: int = 40, words: int = DRAFT_WORDS) -> None:
+        self.vocabulary = words
+        self.kv_manager: Any = Cache.of(num_pages, SIZE, True)
+        self.model = Model(1, words, self.kv_manager)
+
+    def execute(self, inputs: TextGenerationInputs[Any]) -> None:
+        batch = [*inputs.batches[0].values()]
+        steps = min(inputs.num_steps, *(LONGEST - one.current_length for one in batch))
+        self.kv_manager.reserve(batch, steps)
+        for _ in range(steps):
+            cache = self.kv_manager.get_runtime_inputs(batch)
+            outputs = self.model.execute(
+                self.model.prepare_initial_token_inputs(batch, cache, 1)
+            ).logits.to_numpy()
+            for one, row in zip(batch, outputs, strict=True):
+                one.update(int(row.argmax()))
+
+
+def choice(logits: np.ndarray, seed: int) -> int:
+    """A token that the seed draws, by the method of Gumbel."""
+    return int(np.argmax(logits + np.random.default_rng(seed).gumbel(size=logits.shape)))
+
+
+class Sampler:
+    """Draws with the seeds alone: what else the parameters say is in the logits."""
+
+    def sample_with(self, logits: Tensor, inputs: SamplingInputs) -> Tensor:
+        rows = logits.to_numpy()
+        parameters = (inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p)
+        for parameter, value in zip(parameters, (1, -1, 1, 0), strict=True):
+            assert parameter.to_numpy().tolist() == [value] * len(rows)
+        seeds = inputs.seed.to_numpy().tolist()
+        return Tensor.from_numpy(np.array(list(map(choice, rows, seeds)), np.int64))
+
+
+class Drafts:
+    """Counts as the steps of a copy of the model do."""
+
+    def __init__(self, *counts: int) -> None:
+        self.drafted, self.accepted, self.verified = counts or (0, 0, 0)
+
+    def count(self, drafted: int, accepted: int) -> None:
+        self.drafted += drafted
+        self.accepted += accepted
+        self.verified += 1
+
+
+def pipeline_of(samples_in_graph: bool = False, words: int = DRAFT_WORDS) -> Any:
+    pipeline: Any = object.__new__(SpeculativeDecodingTextGenerationPipeline)
+    pipeline._draft, pipeline._kv_manager = Draft(words=words), Cache.of(40, SIZE, False)
+    model = Model(2, WORDS, pipeline._kv_manager, samples_in_graph)
+    pipeline._draft.model.samples_in_graph = samples_in_graph
+    pipeline._sampler = Sampler()
+    pipeline._drafter = ModelDrafter(pipeline._draft, WORDS, 64)
+    replica = SimpleNamespace(model=model, drafts=Drafts())
+    # stages run on the first copy of the model
+    pipeline.replicas = [replica, SimpleNamespace(model=None, drafts=None)]
+    return pipeline
+
+
+PARAMETERS: tuple[dict[str, Any], ...] = (
+    dict(top_k=1),
+    dict(top_k=-1, temperature=1.3),
+    dict(top_k=4, top_p=0.9),
+)
+
+
+def contexts_of(draw: np.random.Generator, *lengths: int) -> list[TextContext]:
+    return [
+        TextContext(
+            tokens=draw.integers(0, DRAFT_WORDS, length), max_length=LONGEST, request_id=RequestID(f"{at}"),
+            sampling_params=SamplingParams(seed=int(draw.integers(2**60)), ignore_eos=True, **PARAMETERS[at % 3]),
+        )
+        for at, length in enumerate(lengths)
+    ]  # fmt: skip
+
+
+def drafted_by_reference(
+    context: TextContext, steps: int, words: int
+) -> tuple[list[int], list[float], np.ndarray]:
+    """The tokens that a draft has, their logits, and all logits of its steps."""
+    tokens, own, rows = context.all_tokens.tolist(), list[float](), list[np.ndarray]()
+    params = context.sampling_params
+    for step in range(steps):
+        (row,) = sampled_logits(logits_of(1, tokens, words)[None, :WORDS], [params])
+        tokens.append(choice(row, step_seed(params.seed, context.active_idx + step)))
+        own.append(float(row[tokens[-1]]))
+        rows.append(row)
+    return tokens[len(tokens) - steps :], own, np.stack(rows)
+
+
+def verified_by_reference(
+    context: TextContext, drafted: list[int], logits: np.ndarray
+) -> tuple[int, list[int]]:
+    """How many drafted tokens rejection sampling keeps, and what takes their places."""
+    tokens, steps = context.all_tokens.tolist(), len(drafted)
+    params = context.sampling_params
+    rows = [logits_of(2, tokens + drafted[:n], WORDS) for n in range(steps + 1)]
+    target = softmax(sampled_logits(np.stack(rows), [params] * (steps + 1)))
+    draft = np.zeros((steps, WORDS))
+    draft[:, : logits.shape[1]] = softmax(logits)
+    numbers = [uniform_numbers(params.seed, len(tokens) + step) for step in range(steps + 1)]
+    return kept_tokens(drafted, draft, target, np.array(numbers))
+
+
+@pytest.mark.parametrize(
+    ("samples_in_graph", "words"), [(False, DRAFT_WORDS), (True, DRAFT_WORDS), (False, WORDS + 3)]
+)
+def test_each_stage(samples_in_graph: bool, words: int) -> None:
+    """From unread prompts on: drafts, what is verified of them, and the texts; caches hold these alone."""
+    pipeline, draw = pipeline_of(samples_in_graph, words), np.random.default_rng(3)
+    contexts = contexts_of(draw, 5, 1, 8, 3)
+    draft, model, drafts = (
+        pipeline._draft.model,
+        pipeline.replicas[0].model,
+        pipeline.replicas[0].drafts,
+    )
+    kept_counts = list[int]()
+    for steps in (3, 1, 2, 4, 3):
+        expected = [drafted_by_reference(one, steps, words) for one in contexts]
+        read = draft.num_read
+        inputs, count = pipeline.prepare_batch(draft, contexts, steps, 1, is_draft=True)
+        assert count == steps and inputs.sampling is None
+        count, tokens, logits, inputs, every = pipeline.generate_draft_tokens(
+            contexts, steps, inputs
+        )
+        assert count == steps and inputs is draft.last_inputs
+        # each step reads what is new: two tokens at most, and those that it drafts itself
+        unread = [
+            one.current_length if steps == 3 and not drafts.verified else 2 for one in contexts
+        ]
+        assert draft.num_read - read <= sum(unread) + len(contexts) * (steps - 1)
+        assert tokens.to_numpy().tolist() == [own for own, _, _ in expected]
+        np.testing.assert_array_equal(logits.to_numpy(), [own for _, own, _ in expected])
+        np.testing.assert_array_equal(
+            every.to_numpy(), np.stack([rows for _, _, rows in expected], 1)
+        )
+        merged = [
+            [*one.next_tokens.tolist(), *own]
+            for one, (own, _, _) in zip(contexts, expected, strict=True)
+        ]
+        offsets = np.cumsum([0, *map(len, merged)]).astype(np.uint32)
+        results = pipeline.verify_draft_tokens_with_target_model(
+            inputs, contexts, steps, tokens, logits, Tensor.from_numpy(np.concatenate(merged)),
+            Tensor.from_numpy(offsets), every,
+        )  # fmt: skip
+        assert model.last_inputs.last == steps + 1
+        for used in (draft, model):
+            sampling = used.last_inputs.sampling
+            assert (sampling is not None) is samples_in_graph
+            if sampling is not None:
+                later = steps - 1 if used is draft else 0
+                seeds = [
+                    step_seed(one.sampling_params.seed, one.active_idx + later) for one in contexts
+                ]
+                assert sampling.seed.to_numpy().tolist() == seeds
+        for one in contexts:
+            held = len(pipeline._kv_manager.pages.pages(one.request_id))
+            assert held == pages_of(one.active_idx + steps, SIZE)
+        verified = [
+            verified_by_reference(one, own, rows)
+            for one, (own, _, rows) in zip(contexts, expected, strict=True)
+        ]
+        kept, recovered, bonus = (result.to_numpy() for result in results)
+        assert kept.tolist() == [count for count, _ in verified]
+        assert recovered.tolist() == [others[:-1] for _, others in verified]
+        assert bonus.tolist() == [others[-1:] for _, others in verified]
+        assert {array.dtype for array in (kept, recovered, bonus)} == {np.dtype(np.int64)}
+        texts = [one.all_tokens.tolist() for one in contexts]
+        pipeline.update_contexts(contexts, kept, recovered, bonus, tokens.to_numpy(), steps)
+        answers = pipeline.build_response(contexts)
+        for one, text, (own, _, _), (count, others) in zip(
+            contexts, texts, expected, verified, strict=True
+        ):
+            new = [*own[:count], others[count]]
+            assert one.all_tokens.tolist() == text + new
+            assert answers[one.request_id].tokens == new
+            # and nothing is reserved any longer
+            held = len(pipeline._kv_manager.pages.pages(one.request_id))
+            assert held == pages_of(len(text) + count, SIZE)
+        kept_counts += kept.tolist()
+    assert {0, 1, 2} <= set(kept_counts), "wrong and right tokens"
+    assert (drafts.verified, drafts.accepted) == (20, sum(kept_counts)) and drafts.drafted == 4 * 13
+    assert pipeline.metrics == SpeculativeDecodingMetrics(
+        drafts.drafted, drafts.accepted, drafts.verified
+    )
+
+
+def test_texts_end_with_their_token() -> None:
+    pipeline = pipeline_of()
+    (one,) = contexts_of(np.random.default_rng(0), 4)
+    ended = TextContext(tokens=np.arange(4), max_length=LONGEST, eos_token_ids={6})
+    for context in (one, ended):
+        pipeline._kv_manager.reserve([context], 4)
+    tokens, recovered = np.array([[1, 2, 3], [5, 6, 3]]), np.array([[7, 7, 7], [8, 8, 8]])
+    # shapes with an axis of one are as good as those without it
+    pipeline.update_contexts(
+        [one, ended], np.array([[2], [3]]), recovered, np.array([4, 4]), tokens, 3
+    )
+    assert one.generated_tokens.tolist() == [1, 2, 7]
+    assert ended.generated_tokens.tolist() == [5, 6] and ended.is_done
+
+
+def test_a_batch_without_drafts() -> None:
+    """One set of drafted tokens without the other is none."""
+    pipeline, draw = pipeline_of(), np.random.default_rng(1)
+    model = pipeline.replicas[0].model
+    tokens = Tensor.from_numpy(np.arange(4))
+    offsets = Tensor.from_numpy(np.array([0, 4], np.uint32))
+    for arguments in ((), (None, None, offsets), (None, tokens, None)):
+        (context,) = contexts_of(draw, 3)
+        inputs, steps = pipeline.prepare_batch(model, [context], 5, 1, False, *arguments)
+        assert (inputs.tokens, steps, context.draft_tokens) == (
+            [context.all_tokens.tolist()],
+            5,
+            (),
+        )
+        pipeline._kv_manager.release(context.request_id)
+
+
+def test_the_room_of_a_text() -> None:
+    pipeline = pipeline_of()
+    model, draft = pipeline.replicas[0].model, pipeline._draft.model
+    for length, most, is_draft, expected in (
+        (LONGEST - 3, 5, False, 3), (LONGEST - 3, 5, True, 2), (LONGEST - 3, 1, True, 1), (LONGEST - 1, 4, False, 1),
+        (LONGEST - 1, 4, True, None), (LONGEST, 4, False, None),
+    ):  # fmt: skip
+        context = TextContext(tokens=np.zeros(length, np.int64), max_length=LONGEST + 1)
+        if expected is None:
+            with pytest.raises(ValueError, match=f"has {length} tokens, and the context holds 40"):
+                pipeline.calculate_num_steps(model, None, most, context, is_draft)
+        else:
+            assert pipeline.calculate_num_steps(model, None, most, context, is_draft) == expected
+            if not is_draft:
+                assert pipeline.calculate_num_steps(model, None, most, context) == expected
+    contexts = contexts_of(np.random.default_rng(2), 3, LONGEST - 2, 5)
+    assert pipeline.prepare_batch(draft, contexts, 4, 1, is_draft=True)[1] == 1
+    assert pipeline.prepare_batch(model, contexts, 4, 1)[1] == 2
+
+
+def test_what_metrics_tell() -> None:
+    none = SpeculativeDecodingMetrics()
+    assert none == SpeculativeDecodingMetrics(0, 0, 0)
+    assert (none.acceptance_rate, none.tokens_per_step) == (0, 0)
+    one = SpeculativeDecodingMetrics(1, 1, 1)
+    assert (one.acceptance_rate, one.tokens_per_step) == (1, 2)
+    many = SpeculativeDecodingMetrics(8, 6, 4)
+    assert (many.acceptance_rate, many.tokens_per_step) == (0.75, 2.5)
+    pipeline = pipeline_of()
+    copies = (Drafts(8, 6, 4), None, Drafts(2, 1, 1))
+    pipeline.replicas = [SimpleNamespace(drafts=each) for each in copies]
+    assert pipeline.metrics == SpeculativeDecodingMetrics(10, 7, 5)
+    assert pipeline.kv_managers == [pipeline._draft.kv_manager, pipeline._kv_manager]
+    assert pipeline.scheduled_caches == [pipeline._kv_manager]
+
+
+def greedy_draft(tokens: list[int], steps: int) -> list[int]:
+    for _ in range(steps):
+        tokens = [*tokens, int(logits_of(1, tokens, DRAFT_WORDS).argmax())]
+    return tokens[len(tokens) - steps :]
+
+
+def test_drafts_after_right_and_wrong_tokens() -> None:
+    """A draft is what the model writes after the text alone, and each step reads what is new."""
+    draw = np.random.default_rng(4)
+    draft = Draft()
+    drafter = ModelDrafter(draft, DRAFT_WORDS, 64)
+    contexts = contexts_of(draw, 9, 2, 5)
+    wrong = 0
+    for turn in range(9):
+        most = [int(n) for n in draw.integers(1, 5, len(contexts))]
+        unread = [one.current_length if turn == 0 else 2 for one in contexts]
+        before = draft.model.num_read
+        drafts = drafter.propose_all(contexts, most)
+        expected = [
+            greedy_draft(one.all_tokens.tolist(), n) for one, n in zip(contexts, most, strict=True)
+        ]
+        assert [list(own) for own in drafts] == expected
+        assert draft.model.num_read - before <= sum(unread) + len(contexts) * (max(most) - 1)
+        for one, own in zip(contexts, expected, strict=True):
+            right = int(draw.integers(len(own) + 1))
+            wrong += right < len(own)
+            for token in [*own[:right], int(draw.integers(DRAFT_WORDS))]:
+                one.update(token)
+        draft.kv_manager.pages.check()
+    assert wrong > 9
+    for one in contexts:
+        drafter.forget(one.request_id)
+    assert draft.kv_manager.used_pages == 0
+
+
+def test_drafts_without_room() -> None:
+    draft = Draft(num_pages=4)
+    drafter = ModelDrafter(draft, DRAFT_WORDS, 64)
+    contexts = contexts_of(np.random.default_rng(5), 6, 7, 6)
+    # two pages each: the third request has no room, until another batch leaves the first ones out
+    for used, has_room in (([0, 1, 2], [True, True, False]), ([2], [True])):
+        batch = [contexts[at] for at in used]
+        drafts = drafter.propose_all(batch, [1] * len(batch))
+        expected = [
+            greedy_draft(one.all_tokens.tolist(), 1) if room else []
+            for one, room in zip(batch, has_room, strict=True)
+        ]
+        assert [list(own) for own in drafts] == expected
+    with pytest.raises(OutOfPagesError):
+        drafter.texts(contexts, 1)
+
+
+def test_pages_of_the_longest_draft() -> None:
+    """All requests run the steps of the longest draft, which one with a shorter draft may have no room for."""
+    draft = Draft(num_pages=3)
+    drafter = ModelDrafter(draft, DRAFT_WORDS, 64)
+    contexts = contexts_of(np.random.default_rng(6), 4, 3)
+    drafts = drafter.propose_all(contexts, [4, 1])
+    assert list(drafts[0]) == greedy_draft(contexts[0].all_tokens.tolist(), 4)
+    assert list(drafts[1]) == []
+
+
+def test_drafts_at_the_end_of_the_longest_text() -> None:
+    """The steps of a batch end where one of its texts does."""
+    drafter = ModelDrafter(draft := Draft(), DRAFT_WORDS, 64)
+    contexts = contexts_of(np.random.default_rng(7), LONGEST - 2, 3, LONGEST - 1)
+    drafts = drafter.propose_all(contexts, [2, 4, 2])
+    for own, one, count in zip(drafts, contexts, (2, 2, 0), strict=True):
+        assert list(own) == greedy_draft(one.all_tokens.tolist(), count)
+    assert draft.kv_manager.used_pages == pages_of(LONGEST, SIZE) + 2
+
+
+def test_what_a_drafter_asks_of_its_model() -> None:
+    pipeline: Any = object.__new__(_DraftPipeline)
+    first = SimpleNamespace(
+        model=SimpleNamespace(max_seq_len=70), cache=SimpleNamespace(states=[1, 2])
+    )
+    pipeline.replicas = [first, SimpleNamespace()]
+    assert (pipeline.model, pipeline.longest, pipeline.states) == (first.model, 70, [1, 2])
