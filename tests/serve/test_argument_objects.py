@@ -315,3 +315,59 @@ def test_the_schemas_of_a_name() -> None:
     for name, found in (("x", [1, 2]), ("xy", [2, 3]), ("y", [3]), ("a", [4])):
         assert schemas_of_name(schema, name) == found
     assert schemas_of_name({}, "a") == [{}]
+
+
+def test_names_of_several_patterns() -> None:
+    """Each set of up to three patterns that one name fits has its schemas; of four, none fits two."""
+    letters = {letter: {"minimum": at} for at, letter in enumerate("abcd")}
+    for used, sets in (("abc", {"a", "b", "c", "ab", "ac", "bc", "abc"}), ("abcd", set("abcd"))):
+        schema = {"patternProperties": {letter: letters[letter] for letter in used}}
+        found, lacks = other_arguments(schema, "[a-d]{1,4}")
+        assert lacks == [] and len(found) == len(sets)
+        for each in found:
+            matcher = ToolGrammar(f"%llguidance {{}}\nstart: NAME\nNAME: {each.names}")
+            of_name = each.schema.get("allOf", [each.schema])
+            own = "".join(letter for letter in used if letters[letter] in of_name)
+            assert own in sets and [name for name in sets if takes(matcher, name)] == [own]
+    # a pattern that cannot be read says nothing of any name
+    assert schemas_of_name({"patternProperties": {"(?<=a)b": 2}}, "None") == [{}]
+
+
+def counted(listed: int, other: bool, least: int, most: int | None, required: int = 0) -> Any:
+    """Limits of the number of arguments, and the rules that it adds."""
+    rules: list[str] = []
+
+    def add(body: str) -> str:
+        rules.append(body)
+        return f"r{len(rules)}"
+
+    parts = [(lambda _: '"p"', at < required) for at in range(listed)]
+    return CountedArguments(parts, (lambda _: '"z"') if other else None, least, most, add), rules
+
+
+def test_limits_that_say_no_more_are_not_written() -> None:
+    for listed, other, least, most, required, needed, lacks in (
+        (4, False, 2, None, 2, False, []),
+        (4, False, 3, None, 2, True, []),
+        (4, False, 9, None, 0, True, []),
+        (4, False, 0, 4, 0, False, []),
+        (4, False, 0, 3, 0, True, []),
+        (4, True, 0, 9, 0, True, []),
+        (4, True, 2, None, 1, True, []),
+        (4, True, 2, None, 0, True, ["minProperties"]),
+        (4, True, 3, None, 1, True, ["minProperties"]),
+    ):
+        limits, _ = counted(listed, other, least, most, required)
+        assert (limits.is_needed(), limits.lacks()) == (needed, lacks), (listed, other, least, most)
+
+
+def test_the_number_of_counting_rules_has_a_limit() -> None:
+    for listed, least, most, most_rules in (
+        (30, 20, None, 600), (30, 21, None, None), (30, 0, 20, 600), (30, 0, 21, None), (12, 0, 500, 144),
+        # beyond the minimum, and beyond the first that has no comma before it, numbers are the same
+        (30, 1, None, 60), (30, 2, None, 90), (600, 0, None, 1200), (601, 0, None, None),
+    ):  # fmt: skip
+        limits, rules = counted(listed, False, least, most)
+        assert (limits.rule() is None) is (most_rules is None), (listed, least, most)
+        assert len(rules) <= (most_rules or 0), (listed, least, most)
+    assert counted(2, True, 0, 0)[0].rule() == ""

@@ -40,7 +40,7 @@ def is_open(parameters: Mapping[str, Any]) -> bool:
     """
     patterns = parameters.get("patternProperties")
     # an object that lists nothing has any arguments
-    more = parameters.get("additionalProperties", "properties" not in parameters and not patterns)
+    more = parameters.get("additionalProperties", "properties" not in parameters)
     return bool(patterns) or more is True or isinstance(more, Mapping)
 
 
@@ -77,9 +77,9 @@ def other_arguments(
             schema = schemas[0] if count == 1 else {"allOf": schemas}
             if schema is not False and has_texts(names(chosen)):
                 found.append(OtherArguments(names(chosen), schema))
-    more = parameters.get("additionalProperties", "properties" not in parameters and not patterns)
+    more = parameters.get("additionalProperties", not patterns)
     if (more is True or isinstance(more, Mapping)) and (not patterns or has_texts(names(()))):
-        found.append(OtherArguments(names(()), {} if more is True else more))
+        found.append(OtherArguments(names(()), more))
     return found, []
 
 
@@ -166,7 +166,7 @@ class CountedArguments:
             after = self._rest(at + 1, count)
             options += [] if after is None else [after]
         body = " | ".join(filter(None, options))
-        if not options or not body:
+        if not body:
             made = "" if options else None
         else:
             made = self._add(body if all(options) else f"({body})?")
