@@ -12,7 +12,9 @@ import pytest
 from max.driver import CPU, Tensor
 from max.interfaces import RequestID, SamplingParams, TextGenerationInputs
 from max.pipelines import TextContext
-from max.pipelines.generation.drafts.draft_model import ModelDrafter
+from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.generation import speculative_decoding
+from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafter
 from max.pipelines.generation.drafts.rejection import (
     kept_tokens,
     sampled_logits,
@@ -24,6 +26,7 @@ from max.pipelines.generation.speculative_decoding import (
     SpeculativeDecodingTextGenerationPipeline,
     _DraftPipeline,
 )
+from max.pipelines.generation.text_generation import TextGenerationPipeline
 from max.pipelines.kv_cache.page_pool import pages_of
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
@@ -71,6 +74,7 @@ class Model:
     devices: tuple[Any, ...] = (CPU(), SimpleNamespace())
     memory: dict[tuple[int, int], int] = field(default_factory=dict)
     num_read: int = 0
+    most_read: int = 0
     last_inputs: Any = None
 
     def prepare_initial_token_inputs(self, batch: Any, cache: Any, last: int) -> Inputs:
@@ -88,6 +92,7 @@ class Model:
             places = [(table[at // SIZE], at % SIZE) for at in range(start + len(tokens))]
             self.memory |= zip(places[start:], tokens, strict=True)
             self.num_read += len(tokens)
+            self.most_read = max(self.most_read, len(tokens))
             seen = [self.memory[place] for place in places]
             ends = range(max(len(seen) - inputs.last, start) + 1, len(seen) + 1)
             rows += [logits_of(self.number, seen[:end], self.words) for end in ends]
@@ -368,11 +373,11 @@ def test_drafts_after_right_and_wrong_tokens() -> None:
     draw = np.random.default_rng(4)
     draft = Draft()
     drafter = ModelDrafter(draft, DRAFT_WORDS, 64)
-    contexts = contexts_of(draw, 9, 2, 5)
+    contexts = contexts_of(draw, 7, 2, 5)
     wrong = 0
-    for turn in range(9):
+    unread = [one.current_length for one in contexts]
+    for _ in range(6):
         most = [int(n) for n in draw.integers(1, 5, len(contexts))]
-        unread = [one.current_length if turn == 0 else 2 for one in contexts]
         before = draft.model.num_read
         drafts = drafter.propose_all(contexts, most)
         expected = [
@@ -380,13 +385,17 @@ def test_drafts_after_right_and_wrong_tokens() -> None:
         ]
         assert [list(own) for own in drafts] == expected
         assert draft.model.num_read - before <= sum(unread) + len(contexts) * (max(most) - 1)
+        unread = []
         for one, own in zip(contexts, expected, strict=True):
             right = int(draw.integers(len(own) + 1))
             wrong += right < len(own)
-            for token in [*own[:right], int(draw.integers(DRAFT_WORDS))]:
+            # more tokens than one where a grammar forces them
+            others = draw.integers(0, DRAFT_WORDS, draw.integers(1, 4)).tolist()
+            for token in [*own[:right], *others]:
                 one.update(token)
+            unread.append(len(others) + 1)
         draft.kv_manager.pages.check()
-    assert wrong > 9
+    assert wrong > 6
     for one in contexts:
         drafter.forget(one.request_id)
     assert draft.kv_manager.used_pages == 0
@@ -436,3 +445,81 @@ def test_what_a_drafter_asks_of_its_model() -> None:
     )
     pipeline.replicas = [first, SimpleNamespace()]
     assert (pipeline.model, pipeline.longest, pipeline.states) == (first.model, 70, [1, 2])
+
+
+@pytest.mark.parametrize("chunk", [3, 4, 64])
+def test_prompts_are_read_by_chunks(chunk: int) -> None:
+    """As far as the model has read them, and each token once."""
+    drafter = ModelDrafter(draft := Draft(), DRAFT_WORDS, chunk)
+    contexts = contexts_of(np.random.default_rng(8), 11, 15)
+    for one in contexts:
+        one.set_token_indices(active_idx=5)
+        one.update(0)
+    drafter.read(contexts)
+    assert draft.model.num_read == 2 * 5 and draft.model.most_read == min(chunk, 5)
+    drafts = drafter.propose_all(contexts, [1, 2])
+    for own, one, count in zip(drafts, contexts, (1, 2), strict=True):
+        assert list(own) == greedy_draft(one.all_tokens.tolist(), count)
+    # both run two steps
+    assert draft.model.num_read == 11 + 15 + 2 and draft.model.most_read == min(chunk, 10)
+
+
+def test_tokens_that_one_of_the_models_lacks() -> None:
+    drafter = ModelDrafter(Draft(), DRAFT_WORDS, 64)
+    known, unknown = contexts_of(np.random.default_rng(9), 5, 5)
+    # a token that the draft model has no embedding for
+    unknown.update(DRAFT_WORDS)
+    known.update(DRAFT_WORDS - 1)
+    drafts = drafter.propose_all([unknown, known], [3, 3])
+    assert [list(own) for own in drafts] == [[], greedy_draft(known.all_tokens.tolist(), 3)]
+    # a draft ends before the first token that the model lacks
+    cut = False
+    for words in range(1, DRAFT_WORDS):
+        (own,) = ModelDrafter(Draft(), words, 64).propose_all([known], [6])
+        whole = greedy_draft(known.all_tokens.tolist(), 6)
+        end = next((at for at, token in enumerate(whole) if token >= words), 6)
+        assert list(own) == whole[:end]
+        cut |= 0 < end < 6
+    assert cut
+
+
+def test_loading_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes its weights and architecture from its own files, and saves states if it has any."""
+    checked = list[Any]()
+    slots: Any = None
+
+    def load(pipeline: Any, *arguments: Any) -> None:
+        pipeline.arguments, pipeline._kv_manager = arguments, SimpleNamespace(slots=slots)
+        pipeline.replicas = [SimpleNamespace(records_tokens=True) for _ in range(2)]
+
+    monkeypatch.setattr(TextGenerationPipeline, "__init__", load)
+    monkeypatch.setattr(
+        speculative_decoding, "check_vocabularies", lambda *repos: checked.append(repos)
+    )
+    monkeypatch.setattr(speculative_decoding, "draft_pipeline_config", lambda config: config.own)
+    architecture = SimpleNamespace(pipeline_model="model", weight_adapters="adapters")
+    resolver = SimpleNamespace(architecture_of=lambda own: architecture if own == "own" else None)
+    monkeypatch.setattr(speculative_decoding, "resolver", lambda: resolver)
+    model = SimpleNamespace(huggingface_model_repo="a")
+    draft = SimpleNamespace(huggingface_model_repo="b", model_path="folder")
+    config: Any = SimpleNamespace(model_config=model, draft_model_config=draft, own="own")
+    for room in (None, SimpleNamespace(spares=1)):
+        slots = room
+        pipeline: Any = speculative_decoding._draft_pipeline(config, 7, "tokenizer")
+        assert pipeline.arguments == ("own", "model", 7, "adapters", "tokenizer")
+        assert not any(replica.records_tokens for replica in pipeline.replicas)
+    assert checked == [("a", "b")] * 2
+    slots = SimpleNamespace(spares=0)
+    with pytest.raises(ConfigError, match="folder has recurrent states, and no memory is left"):
+        speculative_decoding._draft_pipeline(config, 7, "tokenizer")
+    config.draft_model_config = None
+    with pytest.raises(ConfigError, match="there is no draft model"):
+        speculative_decoding._draft_pipeline(config, 7, "tokenizer")
+
+
+def test_a_text_of_a_draft_is_no_answer() -> None:
+    (context,) = contexts_of(np.random.default_rng(0), 3)
+    text = DraftedText.of(context, LONGEST)
+    text.update(1)
+    output = text.to_generation_output()
+    assert (output.request_id, output.tokens, output.is_done) == (context.request_id, [], False)

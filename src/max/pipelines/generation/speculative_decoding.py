@@ -429,9 +429,9 @@ class SpeculativeDecodingTextGenerationPipeline(
             num_draft_tokens_generated: The number of drafted tokens of each.
         """
         count = num_draft_tokens_generated
-        replaced = np.concatenate([recovered_tokens, bonus_tokens.reshape(-1, 1)], 1)
+        replaced = np.concatenate([recovered_tokens, bonus_tokens.ravel()[:, None]], 1)
         for row, context in enumerate(context_batch):
-            kept = int(first_rejected_tokens.reshape(-1)[row])
+            kept = int(first_rejected_tokens.ravel()[row])
             if (drafts := self.replicas[0].drafts) is not None:
                 drafts.count(count, kept)
             for token in [*draft_tokens[row, :kept].tolist(), int(replaced[row, kept])]:

@@ -50,7 +50,7 @@ class DraftedText(TextContext):
             # the same seed: where both models have equal distributions, they choose equal tokens
             sampling_params=SamplingParams(
                 top_k=params.top_k, top_p=params.top_p, min_p=params.min_p,
-                temperature=params.temperature, seed=params.seed, ignore_eos=True,
+                temperature=params.temperature, seed=params.seed,
             ),
         )  # fmt: skip
 
@@ -63,11 +63,10 @@ class DraftedText(TextContext):
         Returns:
             The number of tokens that both had; None if tokens would be removed that are no draft.
         """
-        if self.active_idx < self.end_idx:  # after a chunk of the prompt
-            self.set_token_indices(active_idx=self.end_idx)
+        self.set_token_indices(active_idx=self.end_idx)  # it may be at a chunk of the prompt
         own, tokens = self.all_tokens, context.all_tokens
         length = min(len(own), len(tokens))
-        different = (own[:length] != tokens[:length]).nonzero()[0]
+        (different,) = (own[:length] != tokens[:length]).nonzero()
         common = int(different[0]) if different.size else length
         if common < len(self.prompt_tokens):
             return None

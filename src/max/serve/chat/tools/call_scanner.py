@@ -62,7 +62,7 @@ class CallScanner:
         """
         # where the open string or value begins in this text
         begin = 0
-        at = 1 if self._escaped and text else 0
+        at = int(self._escaped)
         self._escaped = self._escaped and not text
         while match := (_STRING_MARK if self._in_string else _MARK).search(text, at):
             mark, start, at = match.group(), match.start(), match.end()
