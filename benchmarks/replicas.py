@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.runner import commit, exit_on_sigterm, machine
 from benchmarks.servers import free_port
 from max._config import with_variable
-from max._host import logical_cpus
+from max._host.machine import logical_cpus
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Sample, measure_one, summary
 from max.entrypoints.load_test.simulated import SimulatedLoad, run_simulated

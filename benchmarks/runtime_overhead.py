@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.runner import exit_on_sigterm, machine
-from max._backends.cpu.runtime import jit
+from max._backends.cpu.runtime import jit, platform
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool
-from max._host import usable_cpus
-from max._runtime import platform
-from max._runtime.cache import Cache
-from max._runtime.program import KernelRunError, Launch, Program
+from max._backends.program import KernelRunError, Launch, Program
+from max._host.disk_cache import Cache
+from max._host.machine import usable_cpus
 
 CHAIN = 1000
 

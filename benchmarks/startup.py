@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.random_models import random_checkpoint, random_gguf
 from benchmarks.runner import ROOT, Samples, exit_on_sigterm
-from max._host import available_memory
+from max._host.machine import available_memory
 
 IMPORT = "import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
 

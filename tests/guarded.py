@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from max._runtime import guard
+from max._host import guard
 
 PATTERN = 0xA5
 """The byte that lies between an array and the page on its other side."""

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from max._garbage import MOST_NEW, rare_collections
+from max._host.garbage import MOST_NEW, rare_collections
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from max import _host
+from max._host import machine
 
 
 def write(root, files):
@@ -63,13 +63,13 @@ def write(root, files):
 )
 def test_control_groups_limit_the_cpus(tmp_path, files, limit):
     write(tmp_path, files)
-    assert _host.cgroup_cpu_limit(tmp_path / "cg", tmp_path / "proc") == limit
+    assert machine.cgroup_cpu_limit(tmp_path / "cg", tmp_path / "proc") == limit
 
 
 MEMINFO = "MemTotal:    8000 kB\nMemFree:   10 kB\nMemAvailable:   5000 kB\nHugePages_Total:  0\n"
 
 
-@pytest.mark.skipif(not _host.LINUX, reason="reads procfs")
+@pytest.mark.skipif(not machine.LINUX, reason="reads procfs")
 @pytest.mark.parametrize(
     ("files", "total", "available"),
     [
@@ -108,7 +108,7 @@ def test_memory_of_machine_and_control_groups(tmp_path, files, total, available)
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = _host.system_memory(tmp_path / "cg", tmp_path / "proc")
+    found = machine.system_memory(tmp_path / "cg", tmp_path / "proc")
     assert (found.total, found.available) == (total, available)
 
 
@@ -117,32 +117,32 @@ def test_siblings_count_as_one_core(tmp_path):
         tmp_path,
         {f"cpu{i}/topology/thread_siblings_list": f"{i % 4},{i % 4 + 4}\n" for i in range(8)},
     )
-    assert _host._physical(set(range(8)), tmp_path) == 4
-    assert _host._physical({0, 4}, tmp_path) == 1
-    assert _host._physical({0, 1}, tmp_path) == 2
-    assert _host._physical({0, 1}, tmp_path / "nothing") == 2
+    assert machine._physical(set(range(8)), tmp_path) == 4
+    assert machine._physical({0, 4}, tmp_path) == 1
+    assert machine._physical({0, 1}, tmp_path) == 2
+    assert machine._physical({0, 1}, tmp_path / "nothing") == 2
 
 
 def test_usable_cpus_respects_affinity_and_groups(monkeypatch):
-    assert 1 <= _host.usable_cpus() <= (os.cpu_count() or 1)
-    monkeypatch.setattr(_host, "logical_cpus", lambda: set(range(64)))
-    monkeypatch.setattr(_host, "_physical", len)
-    monkeypatch.setattr(_host, "cgroup_cpu_limit", lambda: 2.5)
-    monkeypatch.setattr(_host, "LINUX", True)
-    assert _host.usable_cpus() == 3
+    assert 1 <= machine.usable_cpus() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(machine, "logical_cpus", lambda: set(range(64)))
+    monkeypatch.setattr(machine, "_physical", len)
+    monkeypatch.setattr(machine, "cgroup_cpu_limit", lambda: 2.5)
+    monkeypatch.setattr(machine, "LINUX", True)
+    assert machine.usable_cpus() == 3
 
 
-@pytest.mark.skipif(not _host.LINUX, reason="reads procfs")
+@pytest.mark.skipif(not machine.LINUX, reason="reads procfs")
 def test_available_memory_follows_the_limit_of_the_control_group(tmp_path):
     group, proc = tmp_path / "cgroup", tmp_path / "proc"
-    assert _host.available_memory(group, proc) is None
+    assert machine.available_memory(group, proc) is None
     for folder in (group, proc / "self"):
         folder.mkdir(parents=True)
     (proc / "self/cgroup").write_text("0::/\n")
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   8 kB\n")
-    assert _host.available_memory(group, proc) == 8192
+    assert machine.available_memory(group, proc) == 8192
     for limit, current, expected in (("max", 1, 8192), ("6000", 5000, 1700), ("6000", 9000, 0)):
         (group / "memory.max").write_text(limit)
         (group / "memory.current").write_text(f"{current}\n")
         (group / "memory.stat").write_text("anon 3\ninactive_file 700\n")
-        assert _host.available_memory(group, proc) == expected
+        assert machine.available_memory(group, proc) == expected

@@ -17,8 +17,8 @@ from max._compat.names import NAMES
 
 SRC = Path(__file__).parents[1] / "src" / "max"
 EVERY = {
-    "_cache_folders", "_config", "_dataclass", "_errors", "_garbage", "_host", "_html", "_lazy", "_load_steps",
-    "_names", "_private_folder", "_process", "_reentry", "_spelling", "_version", "dtype",
+    "_config", "_dataclass", "_errors", "_host", "_html", "_lazy", "_load_steps", "_names", "_spelling", "_version",
+    "dtype",
 }  # fmt: skip
 ENGINE_BASE = EVERY | {"driver", "mlir", "graph"}
 
@@ -27,33 +27,26 @@ ALLOWED: dict[str, set[str]] = {
     "_version": set(),
     "_names": set(),
     "_traceback": {"_config"},
-    "_cache_folders": set(),
-    "_config": {"_private_folder", "_process", "_spelling"},
-    "_process": set(),
-    "_private_folder": set(),
+    "_config": {"_spelling"},
     "_dataclass": set(),
     "_errors": set(),
-    "_garbage": {"_reentry"},
-    "_host": {"_dataclass"},
+    "_host": {"_config", "_dataclass"},
     "_html": set(),
     "_lazy": set(),
     "_load_steps": set(),
-    "_reentry": set(),
     "_spelling": {"_lazy"},
     "_abi": {"_dataclass"},
-    "dtype": {"_config", "_errors", "_process", "_spelling"},
+    "dtype": {"_config", "_errors", "_host", "_spelling"},
     "interfaces": EVERY,
     "driver": EVERY,
     "mlir": EVERY,
     "graph": EVERY | {"driver", "mlir", "kernel"},  # kernels' signatures, for custom ops
     "kernel": EVERY | {"_abi"},
-    "_runtime": EVERY | {"_abi", "kernel"},
-    "_backends": EVERY | {"driver", "kernel", "mlir", "_runtime"},
-    "_backends.cpu": ENGINE_BASE | {"_abi", "kernel", "_runtime", "_backends", "_compiler"},
+    "_backends": EVERY | {"driver", "kernel", "mlir"},
+    "_backends.cpu": ENGINE_BASE | {"_abi", "kernel", "_backends", "_compiler"},
     "_compiler": ENGINE_BASE | {"_abi", "kernel", "_backends"},
     "_interpreter": ENGINE_BASE | {"kernel"},
-    "engine": ENGINE_BASE
-    | {"_abi", "kernel", "_runtime", "_backends", "_compiler", "_interpreter"},
+    "engine": ENGINE_BASE | {"_abi", "kernel", "_backends", "_compiler", "_interpreter"},
     "experimental": ENGINE_BASE | {"kernel", "engine", "_compat"},  # its face only
     "diagnostics": set(),
     "profiler": EVERY,
@@ -70,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 THIRD_PARTY_ENGINE = {"numpy", "ml_dtypes", "llvmlite", "xdsl"}
 ENGINE_PACKAGES = {
-    "_abi", "_config", "_host", "dtype", "driver", "mlir", "graph", "kernel", "_runtime",
+    "_abi", "_config", "_host", "dtype", "driver", "mlir", "graph", "kernel",
     "_backends", "_backends.cpu", "_compiler", "_interpreter", "engine",
 }  # fmt: skip
 # optional, and only where a user hands the object in or asks for the format
@@ -179,6 +172,7 @@ def test_imports_go_down_only() -> None:
 INTERFACES = {
     "max._backends",
     "max._backends.backend",
+    "max._backends.program",
     "max._backends.regions",
     "max._backends.registry",
     "max._backends.kernel_call",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from max import _process
+from max._host import process_caches
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -32,14 +32,14 @@ STATE = {
     "_compiler/mok/__init__.py:_backend_ops": "table: the ops of backends",
     "_interpreter/core.py:IMPLEMENTATIONS": "table: the ops of the interpreter",
     "_interpreter/core.py:REFERENCES": "table: the references of custom kernels",
-    "_process.py:_caches": "the owner itself",
-    "_process.py:_functions": "the owner itself",
-    "_reentry.py:_GUARDED": "code that is guarded, by the decorators of its functions",
-    "_reentry.py:_passes": "what the garbage collector does now",
-    "_reentry.py:_phases": "the same",
-    "_reentry.py:_collects": "whether the garbage collector was on before a fork",
-    "_reentry.py:_in_child": "what a forked process calls",
-    "_reentry.py:_locks": "all locks, which a forked process makes anew",
+    "_host/process_caches.py:_caches": "the owner itself",
+    "_host/process_caches.py:_functions": "the owner itself",
+    "_host/reentry.py:_GUARDED": "code that is guarded, by the decorators of its functions",
+    "_host/reentry.py:_passes": "what the garbage collector does now",
+    "_host/reentry.py:_phases": "the same",
+    "_host/reentry.py:_collects": "whether the garbage collector was on before a fork",
+    "_host/reentry.py:_in_child": "what a forked process calls",
+    "_host/reentry.py:_locks": "all locks, which a forked process makes anew",
     "driver/_device.py:_named_providers": "table: the accelerators of the package",
     "driver/_device.py:_providers": "table: the accelerators of the machine",
     "experimental/mesh_forms.py:_meshes": "table: the forms of meshes that the wing registers",
@@ -57,20 +57,20 @@ STATE = {
     "torch/_operation.py:_numbers": "the numbers of operations, which torch keeps by name",
     "torch/_operation.py:_running": "operations by the name that torch has for them; weak",
 }
-"""Containers at the level of a module that are no caches of `max._process`, and globals, each with its reason."""
+"""Containers at the level of a module that are no caches of `process_caches`, and globals, each with its reason."""
 GLOBALS = {"_names.py:_fallback": "what finds names that nothing defines; installed once"}
 FUNCTIONS = {
     "_backends/cpu/runtime/llvm_compiler.py:_initialize_all": "what LLVM keeps, once a process",
     "_backends/cpu/runtime/llvm_compiler.py:_initialize_host": "what LLVM keeps, once a process",
     "_backends/cpu/runtime/llvm_compiler.py:lock_free": "replaces the locks of llvmlite, once a process",
     "_compat/pipelines/v26_contexts.py:_view_class": "classes of objects that programs hold",
-    "_process.py:decorate": "the owner itself",
-    "_runtime/program.py:run_error_class": "classes of errors that programs catch",
+    "_host/process_caches.py:decorate": "the owner itself",
+    "_backends/program.py:run_error_class": "classes of errors that programs catch",
     "engine/debug_config.py:current": "the options that the program sets",
     "serve/metrics.py:__init__": "the counters of a server, as its registry has them",
     "torch/_operation.py:_register_operation": "operations, which torch keeps by name",
 }
-"""Functions with a cache of `functools` that is not one of `max._process`, each with its reason."""
+"""Functions with a cache of `functools` that is not one of `process_caches`, each with its reason."""
 
 EMPTY = (
     "dict",
@@ -156,7 +156,7 @@ def test_functions_with_caches_have_an_owner_or_a_reason() -> None:
 def test_results_of_functions_are_computed_anew() -> None:
     calls = list[int]()
 
-    @_process.cached_results(2)
+    @process_caches.cached_results(2)
     def half(number: int) -> float:
         calls.append(number)
         return number / 2
@@ -164,11 +164,11 @@ def test_results_of_functions_are_computed_anew() -> None:
     try:
         assert [half(3), half(3), half(5)] == [1.5, 1.5, 2.5] and calls == [3, 5]
         assert half(7) == 3.5 and half(3) == 1.5 and calls == [3, 5, 7, 3]
-        with _process.fresh_caches():
+        with process_caches.fresh_caches():
             assert half(3) == 1.5 and calls[4:] == [3]
         assert half(3) == 1.5 and calls[5:] == [3]
     finally:
-        _process._functions.remove(half)
+        process_caches._functions.remove(half)
 
 
 def test_caches_are_made_anew(rng: np.random.Generator) -> None:
@@ -187,26 +187,26 @@ def test_caches_are_made_anew(rng: np.random.Generator) -> None:
         np.testing.assert_allclose(eager.to_numpy(), np.tanh(2 * x) + 1, 1e-5)
 
     run()
-    before = [copy(cache) for cache in _process._caches]
+    before = [copy(cache) for cache in process_caches._caches]
     assert sum(map(len, before)) > 10
-    with _process.fresh_caches():
-        assert not any(map(len, _process._caches))
-        assert not any(one.cache_info().currsize for one in _process._functions)
+    with process_caches.fresh_caches():
+        assert not any(map(len, process_caches._caches))
+        assert not any(one.cache_info().currsize for one in process_caches._functions)
         run()
-        assert any(map(len, _process._caches))
-    assert _process._caches[: len(before)] == before
+        assert any(map(len, process_caches._caches))
+    assert process_caches._caches[: len(before)] == before
     run()
 
 
 def test_caches_are_as_before_after_an_error() -> None:
-    cache = _process.process_cache(dict[str, int]())
+    cache = process_caches.process_cache(dict[str, int]())
     try:
         cache["a"] = 1
-        with pytest.raises(KeyError), _process.fresh_caches():
+        with pytest.raises(KeyError), process_caches.fresh_caches():
             cache["b"] = 2
-            late = _process.process_cache(set[int]())
+            late = process_caches.process_cache(set[int]())
             late |= {3, 4}
             raise KeyError
         assert cache == {"a": 1} and not late
     finally:
-        del _process._caches[-2:]
+        del process_caches._caches[-2:]

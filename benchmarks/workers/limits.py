@@ -13,7 +13,7 @@ from max import kernel as k
 from max._backends.cpu.runtime import amx, kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool
-from max._runtime.program import Launch, Program
+from max._backends.program import Launch, Program
 
 READ_BYTES = 256 << 20
 STEPS = 400_000

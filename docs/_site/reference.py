@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar, get_origin
 
-from max._reentry import cached_property
+from max._host.reentry import cached_property
 
 # the groups of the navigation, and the modules of each
 MODULES: dict[str, tuple[str, ...]] = {

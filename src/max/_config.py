@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from max._private_folder import private_folder
-from max._process import process_cache
 from max._spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -431,22 +429,8 @@ def dump_log(kind: str) -> Logger | None:
     return log
 
 
-_private_folders: dict[Path, Path] = process_cache({})
-
-
-def cache_dir() -> Path:
-    """The folder of all caches: ``MAX_CACHE_DIR``, else ``supremum`` in the user's cache folder.
-
-    If other users may write to it, it is a temporary folder of this process, as the caches hold code.
-    """
-    folder = _named_cache_dir()
-    private = _private_folders.get(folder)
-    if private is None:
-        private = _private_folders[folder] = private_folder(folder)
-    return private
-
-
-def _named_cache_dir() -> Path:
+def named_cache_dir() -> Path:
+    """``MAX_CACHE_DIR``, else ``supremum`` in the user's cache folder, whoever may write to it."""
     if (folder := flags.MAX_CACHE_DIR) is not None:
         return folder
     if sys.platform == "win32":

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from max._cache_folders import cache_folders, clear_folder, left_behind
 from max._config import flags
-from max._runtime.cache import WEIGHTS_FOLDER, default_cache
+from max._host.cache_folders import cache_folders, clear_folder, left_behind
+from max._host.disk_cache import WEIGHTS_FOLDER, default_cache
 from max.pipelines.store.local import ModelStore
 from tests.cli.harness import CommandLine
 

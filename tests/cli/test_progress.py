@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from max._host import byte_size
+from max._host.machine import byte_size
 from max._load_steps import STEPS, LoadSteps
 from max.entrypoints.cli import progress
 from max.entrypoints.cli.progress import bar_text, duration_text

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from max._runtime.program import Jump, Launch, Program
+from max._backends.program import Jump, Launch, Program
 from max.engine.run import linked_program
 
 ORDERS = ("serial first", "serial last")

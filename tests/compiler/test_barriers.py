@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from max import _interpreter
 from max import kernel as k
+from max._backends import program
 from max._compiler.lowering.lowered_graph import Buffer, Jump, Launch
 from max._compiler.program.memory_plan import MemoryPlan, plan_memory
-from max._runtime import program
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession

@@ -18,7 +18,7 @@ from max._compiler import mok
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.fuse import fuse
 from max._config import flags
-from max._runtime import platform
+from max._host import host_memory, machine
 from max.driver import CPU
 from max.dtype import DType
 from max.dtype.blocks import BLOCK_FORMATS, ENCODED_FORMATS, encode
@@ -428,7 +428,7 @@ def test_weights_of_several_layers(rng: np.random.Generator) -> None:
     assert_close(model.execute(x)[0].to_numpy(), x @ others["b"].T, scale=8)
 
 
-@pytest.mark.skipif(not platform.LINUX, reason="reads /proc")
+@pytest.mark.skipif(not machine.LINUX, reason="reads /proc")
 def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: Any) -> None:
     """Each weight is packed into its part of the common buffer; its pages are released before the next is read."""
     monkeypatch.setattr(load_time_results, "PART_BYTES", 1)
@@ -439,16 +439,16 @@ def test_memory_of_loading(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, rng: 
         path = tmp_path / f"weight{i}.bin"
         rng.standard_normal((size, size)).astype(np.float32).tofile(path)
         arrays[f"w{i}"] = np.memmap(path, np.float32, "r", shape=(size, size))
-    given_back = platform.MappedFiles.give_back
+    given_back = host_memory.MappedFiles.give_back
 
-    def watched(self: platform.MappedFiles, address: int, length: int) -> bool:
+    def watched(self: host_memory.MappedFiles, address: int, length: int) -> bool:
         peaks.append(resident_of_all())
         return given_back(self, address, length)
 
     def resident_of_all() -> int:
         return sum(resident(f"weight{i}.bin") for i in range(count))
 
-    monkeypatch.setattr(platform.MappedFiles, "give_back", watched)
+    monkeypatch.setattr(host_memory.MappedFiles, "give_back", watched)
     with Graph("g", input_types=[TensorType(DType.float32, ("m", size), DEVICE)]) as graph:
         x = graph.inputs[0].tensor
         ws = [Weight(name, DType.float32, (size, size), DEVICE) for name in arrays]

@@ -15,13 +15,13 @@ from max._backends.cpu.backend import cpu_backends
 from max._backends.cpu.runtime import kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool
+from max._backends.program import KernelRunError, Launch, Program
 from max._backends.regions import ArgView
 from max._compiler.lowering import kernel_tables, specializations
 from max._compiler.lowering.kernel_tables import Argument, KernelTable, KernelTables
 from max._compiler.lowering.lowered_graph import BufferBound, LimitSlot, Number, Pointer
 from max._compiler.lowering.specializations import Specializations
 from max._config import flags
-from max._runtime.program import KernelRunError, Launch, Program
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession

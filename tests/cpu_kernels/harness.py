@@ -16,9 +16,9 @@ from max._backends.cpu.runtime import kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool
 from max._backends.kernel_call import Arg, KernelCall, Limit, Operand, Scalar
+from max._backends.program import Launch, Program
 from max._compiler.lowering.specializations import Specializations
-from max._runtime import platform
-from max._runtime.program import Launch, Program
+from max._host import host_memory
 from max.dtype import DType
 from max.graph import DeviceRef
 from tests.guarded import PATTERN, Margins
@@ -135,7 +135,7 @@ class Runner:
         """Moves operands, results and workspaces between guard pages, to the end or start of accessible memory."""
         self.operands = [margins.guard(x, end) for x in self.operands]
         self.results = [margins.guard(x, end) for x in self.results]
-        self.workspaces = [margins.guard(x, end, platform.CACHE_LINE) for x in self.workspaces]
+        self.workspaces = [margins.guard(x, end, host_memory.CACHE_LINE) for x in self.workspaces]
         self.values = np.array([0, *self.ir.words(self.arguments())], np.int64)
 
     def __call__(self) -> list[np.ndarray]:
@@ -176,7 +176,7 @@ def _guess(limit: Limit, machine: str) -> int:
 
 def _aligned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
     size = int(np.prod(shape)) * dtype.itemsize
-    memory = platform.allocate(max(size, 64))
+    memory = host_memory.allocate(max(size, 64))
     memory[:] = PATTERN
     return memory[:size].view(dtype).reshape(shape)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max._runtime.program import KernelRunError
+from max._backends.program import KernelRunError
 from tests.cpu_kernels.harness import interpreted, run
 from tests.tolerance import assert_close
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from max._runtime.program import KernelRunError
+from max._backends.program import KernelRunError
 from tests.cpu_kernels.harness import run
 from tests.cpu_kernels.test_attention import F16, F32, make_cache
 from tests.tolerance import assert_close

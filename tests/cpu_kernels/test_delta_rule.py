@@ -16,8 +16,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
+from max._backends.program import KernelRunError
 from max._interpreter.core import REFERENCES
-from max._runtime.program import KernelRunError
 from tests.cpu_kernels.harness import run
 from tests.tolerance import assert_close
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from max import kernel as k
 from max._backends.cpu.kernels.products.dense.panels import panel_elements
 from max._backends.cpu.kernels.products.quantized import grouped
-from max._runtime.program import KernelRunError
+from max._backends.program import KernelRunError
 from max.dtype.blocks import BLOCK_FORMATS, decode, encode
 from tests.cpu_kernels.harness import run
 from tests.quantized import random_weight, rounded_to_8_bits

@@ -19,6 +19,7 @@ from max import kernel as k
 from max._backends.cpu.regions.nest import write_nest, write_region
 from max._backends.cpu.runtime import kernel_code
 from max._backends.cpu.runtime.executor import Executor
+from max._backends.program import Launch, Program
 from max._backends.regions import (
     ArgView,
     Leaf,
@@ -36,7 +37,6 @@ from max._compiler.lowering.kernel_tables import Argument
 from max._compiler.lowering.library_lowering import in_place_pairs
 from max._compiler.lowering.lowered_graph import Pointer
 from max._compiler.lowering.placing import Place
-from max._runtime.program import Launch, Program
 from max.dtype import DType
 from max.mlir import DimExpr
 from max.mlir.sizes import Size

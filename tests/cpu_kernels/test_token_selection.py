@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max._runtime.program import KernelRunError
+from max._backends.program import KernelRunError
 from tests.cpu_kernels.harness import run
 from tests.cpu_kernels.test_attention import Cache, make_cache
 from tests.tolerance import assert_close

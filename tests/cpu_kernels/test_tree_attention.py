@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from max._backends.program import KernelRunError
 from max._interpreter.core import REFERENCES
-from max._runtime.program import KernelRunError
 from tests.cpu_kernels.harness import interpreted, run
 from tests.cpu_kernels.test_attention import BF16, F32, Cache, make_cache, reference
 from tests.cpu_kernels.test_cache_and_rope import positions, rotated

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max._backends.cpu.kernels.convolution.winograd import MAX_CHANNELS, PRODUCTS
-from max._runtime.program import KernelRunError
+from max._backends.program import KernelRunError
 from tests.cpu_kernels.harness import run
 
 EPSILON = float(np.finfo(np.float32).eps)

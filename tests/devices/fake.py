@@ -28,8 +28,8 @@ from max._backends.cpu.kernels.library import CPU_KERNELS
 from max._backends.cpu.regions.nest import write_region
 from max._backends.kernel_call import KernelCall, Operand, product, view
 from max._backends.kernel_library import KernelLibrary
+from max._backends.program import Jump, NativeArray, Program, run_error_class
 from max._backends.regions import RegionKernel, RegionSpec
-from max._runtime.program import Jump, NativeArray, Program, run_error_class
 from max.driver import Accelerator, Device, DeviceStream
 from max.driver._device import register_accelerators, unregister_accelerators
 from max.driver._memory import DeviceMemory, Memory

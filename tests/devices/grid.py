@@ -43,6 +43,15 @@ from max._backends.kernel_call import (
     view,
 )
 from max._backends.kernel_library import KernelLibrary
+from max._backends.program import (
+    Jump,
+    KernelRunError,
+    Launch,
+    NativeArray,
+    Program,
+    check_program,
+    run_error_class,
+)
 from max._backends.regions import (
     REDUCTIONS,
     ArgView,
@@ -57,15 +66,6 @@ from max._compiler.mok import MatmulOp
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import insert_before
 from max._compiler.passes.hoist_to_load import weights_only
-from max._runtime.program import (
-    Jump,
-    KernelRunError,
-    Launch,
-    NativeArray,
-    Program,
-    check_program,
-    run_error_class,
-)
 from max.driver import Accelerator, Device
 from max.driver._device import register_accelerators, unregister_accelerators
 from max.dtype import DType

@@ -12,9 +12,9 @@ from max import kernel as k
 from max._backends import BackendOptions, backends_for
 from max._backends.kernel_call import Geometry, KernelCall, Operand, Scalar, view
 from max._backends.kernel_library import KernelLibrary
+from max._backends.program import Jump
 from max._compiler import mok
 from max._compiler.pipeline import compile_module, optimize
-from max._runtime.program import Jump
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession

@@ -13,7 +13,7 @@ import pytest
 
 from max._backends import BackendOptions, Backends, backends_for
 from max._compiler.program.code import FixedBuffer
-from max._runtime import guard
+from max._host import guard
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine.load.fixed_memory import FixedMemory

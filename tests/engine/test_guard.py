@@ -13,7 +13,7 @@ import pytest
 
 from max import kernel as k
 from max._config import flags
-from max._runtime import guard
+from max._host import guard
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from max import _reentry
-from max._runtime.daemon_thread import DaemonThread
+from max._host import reentry
+from max._host.threads import DaemonThread
 from max.engine.tune import busy_measurement, idle_measurement
 from max.engine.tune.busy_measurement import BUSY_SHARE, BusyMeasurement
 from max.engine.tune.idle_measurement import (
@@ -476,7 +476,7 @@ def test_the_thread_ends_with_the_process_and_is_not_in_its_children(
     at_exit: list[Any] = []
     in_children: list[Any] = []
     monkeypatch.setattr(atexit, "register", at_exit.append)
-    monkeypatch.setattr(_reentry, "in_child", in_children.append)
+    monkeypatch.setattr(reentry, "in_child", in_children.append)
     spec = importlib.util.spec_from_file_location("another_idler", idle_measurement.__file__)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

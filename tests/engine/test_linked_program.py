@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from max._backends.program import LaunchGeometry
 from max._compiler.program.code import Check, GeometryCode, SlotCode
 from max._config import flags
-from max._runtime import guard
-from max._runtime.program import LaunchGeometry
+from max._host import guard
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine.run import linked_program

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from max._backends.program import KernelRunError
 from max._config import flags
-from max._runtime.program import KernelRunError
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max._host import SystemMemory
+from max._host.machine import SystemMemory
 from max.driver import CPU, Accelerator, Tensor
 from max.driver._memory import ALIGNMENT, address
 from max.dtype import DType
@@ -54,7 +54,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     monkeypatch.setattr(output_memory, "_process", made)
     monkeypatch.setattr(output_memory, "system_memory", made.read)
     monkeypatch.setattr(output_memory.time, "monotonic", lambda: made.now)
-    monkeypatch.setattr(output_memory.platform, "release_free_memory", made.release)
+    monkeypatch.setattr(output_memory.host_memory, "release_free_memory", made.release)
     return made
 
 

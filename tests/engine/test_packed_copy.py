@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from max._config import flags
-from max._runtime.cache import Cache
+from max._host.disk_cache import Cache
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.engine.load import linker, packed_weights

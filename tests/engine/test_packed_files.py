@@ -53,8 +53,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
         (w._ptr, 48): "file of w", (half._ptr, 10): "file of half", (table.ctypes.data, table.nbytes): "file of table",
     }  # fmt: skip
     monkeypatch.setattr(Files, "known", files)
-    platform = SimpleNamespace(MappedFiles=Files, boot_id=lambda: made.boot)
-    monkeypatch.setattr(packed_weights, "platform", platform)
+    monkeypatch.setattr(packed_weights, "host_memory", SimpleNamespace(MappedFiles=Files))
+    monkeypatch.setattr(packed_weights, "machine", SimpleNamespace(boot_id=lambda: made.boot))
     buffers = [
         FixedBuffer("weight", 48, "w"), FixedBuffer("constant", table.nbytes, "table"), FixedBuffer("kept", 100),
         FixedBuffer("weight", 10, "half"), FixedBuffer("constant", 14), FixedBuffer("weight", 8, "unused"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from max._runtime import platform
+from max._host import host_memory, machine
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
@@ -191,7 +191,7 @@ def resident(name: str) -> int:
     return sum(int(one) for one in found) * 1024
 
 
-@pytest.mark.skipif(not platform.LINUX, reason="reads /proc")
+@pytest.mark.skipif(not machine.LINUX, reason="reads /proc")
 def test_mapped_pages_are_given_back(tmp_path, rng):
     path = tmp_path / "weights.bin"
     size = 1 << 10
@@ -210,18 +210,18 @@ def test_mapped_pages_are_given_back(tmp_path, rng):
     assert float(np.asarray(w, np.float64).sum()) == total
 
 
-@pytest.mark.skipif(not platform.LINUX, reason="reads /proc")
+@pytest.mark.skipif(not machine.LINUX, reason="reads /proc")
 def test_other_memory_is_never_given_back(tmp_path, rng):
     path = tmp_path / "weights.bin"
     array = rng.standard_normal(1 << 14).astype(np.float32)
     array.tofile(path)
     changed = np.memmap(path, np.float32, "c")
     changed[:] = 1
-    mapped = platform.MappedFiles()
+    mapped = host_memory.MappedFiles()
     for one in (array, changed):
         assert not mapped.give_back(one.ctypes.data, one.nbytes)
     assert (changed == 1).all() and array.any()
     # a range that ends beyond the file
     read = np.memmap(path, np.float32, "r")
-    assert not platform.MappedFiles().give_back(read.ctypes.data, read.nbytes + (1 << 30))
-    assert platform.MappedFiles().give_back(read.ctypes.data, read.nbytes)
+    assert not host_memory.MappedFiles().give_back(read.ctypes.data, read.nbytes + (1 << 30))
+    assert host_memory.MappedFiles().give_back(read.ctypes.data, read.nbytes)

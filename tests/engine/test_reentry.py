@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from max import _reentry
 from max._backends.cpu.runtime import compiler_forks, jit
 from max._backends.cpu.runtime.pool import Pool
-from max._reentry import (
+from max._host import reentry
+from max._host.reentry import (
     LockLevel,
     exclusively,
     free,
@@ -438,7 +438,7 @@ def test_a_child_gets_a_lock_that_a_thread_has_but_did_not_count():
 def test_a_free_lock_whose_word_is_taken_is_released_in_place():
     """The state of an uncounted lock, made by hand: the lock of the system is taken, and the count is 0."""
     lock = reentrant_lock()
-    if not _reentry._IS_WORD_OF_LOCK_KNOWN:
+    if not reentry._IS_WORD_OF_LOCK_KNOWN:
         pytest.skip("the layout of locks of this Python is not known")
     import ctypes
 
@@ -477,7 +477,7 @@ def test_a_lock_out_of_order_is_refused_and_one_in_order_is_waited_for():
                 first(then, int)
             end.set()
         else:
-            threading.Timer(3 * _reentry.INVERTED_SECONDS, end.set).start()
+            threading.Timer(3 * reentry.INVERTED_SECONDS, end.set).start()
             assert first(with_inner, int) == 0
         thread.join(30)
     assert with_outer(with_inner, with_outer, int) == 0
@@ -565,7 +565,7 @@ def test_no_exception_of_a_signal_handler_is_lost_in_the_collector():
     """In a process of its own: hooks and finalizers of other packages lose them too."""
     script = """
 import signal, sys, time
-import max._reentry
+import max._host.reentry
 class Stop(Exception): pass
 def stop(*_): raise Stop
 lost, raised = [], 0

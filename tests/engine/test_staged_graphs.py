@@ -17,8 +17,8 @@ import pytest
 
 from max._compiler.stats import stats
 from max._config import flags
-from max._runtime import reserve
-from max._runtime.reserve import Reserve
+from max._host import reserve
+from max._host.reserve import Reserve
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession

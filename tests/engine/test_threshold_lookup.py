@@ -18,7 +18,7 @@ from max._compiler.program.code import (
     SlotCode,
 )
 from max._config import flags
-from max._runtime.cache import default_cache, source_fingerprint
+from max._host.disk_cache import default_cache, source_fingerprint
 from max.engine.tune import row_thresholds
 from max.engine.tune.row_thresholds import (
     QUIET,

@@ -15,7 +15,7 @@ PRELUDE = """
 import os, sys
 import numpy as np
 import psutil
-from max._host import SystemMemory
+from max._host.machine import SystemMemory
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession

@@ -11,7 +11,7 @@ from max import kernel as k
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.kernel_code import compile_kernels
 from max._backends.cpu.runtime.pool import Pool
-from max._runtime.program import Launch, Program
+from max._backends.program import Launch, Program
 from max.kernel.ir.spec import verify
 
 _pools: dict[int, Pool] = {}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max import kernel as k
-from max._runtime.program import KernelRunError
+from max._backends.program import KernelRunError
 from max.kernel.frontend.builder import Builder
 from max.kernel.frontend.division import interval, note_condition, note_positive
 from max.kernel.ir.nodes import Atom, Ref

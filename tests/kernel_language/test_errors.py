@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max._backends.program import KernelRunError
 from max._config import flags
-from max._runtime.program import KernelRunError
 from tests.kernel_language.harness import both, compiled, interpreted
 
 F32_1 = k.TensorSpec(k.f32, (None,))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max._backends.program import KernelRunError
 from max._config import flags
-from max._runtime.program import KernelRunError
 from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from max import kernel as k
+from max._backends.program import KernelRunError
 from max._config import flags
-from max._runtime.program import KernelRunError
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.graph import DeviceRef, Graph, TensorType, ops

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max._host import byte_size
+from max._host.machine import byte_size
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.interfaces import RequestID

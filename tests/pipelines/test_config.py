@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from max._host import byte_size
+from max._host.machine import byte_size
 from max.driver import CPU, DeviceSpec
 from max.pipelines import (
     PIPELINE_REGISTRY,

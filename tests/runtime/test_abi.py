@@ -18,7 +18,7 @@ from max._backends.cpu.runtime import native, native_waiting, native_walk
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.kernel_code import compile_kernels
 from max._backends.cpu.runtime.pool import Pool
-from max._runtime.program import Launch, Program
+from max._backends.program import Launch, Program
 
 ROOT = Path(__file__).parents[2]
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)

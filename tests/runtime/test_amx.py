@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from max import kernel as k
-from max._backends.cpu.runtime import amx, amx_check
+from max._backends.cpu.runtime import amx, amx_check, platform
 from max._backends.cpu.runtime.llvm_compiler import Compiler, Machine
 from max._config import FlagError, flags
-from max._runtime import platform
-from max._runtime.cache import Cache
+from max._host import machine
+from max._host.disk_cache import Cache
 from max.engine import InferenceSession
 
 targets = importlib.import_module("max.kernel.targets.cpu")  # k.target is a function
@@ -34,7 +34,7 @@ def processor(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(targets, "host_features", lambda: present)
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "rocketlake")
     monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
-    monkeypatch.setattr(platform, "boot_id", lambda: None)
+    monkeypatch.setattr(machine, "boot_id", lambda: None)
     targets._host.cache_clear()
     amx._is_usable.cache_clear()
     # whatever the suite runs with
@@ -161,7 +161,7 @@ def test_right_products_are_checked_once_a_boot(
     monkeypatch.setattr(amx_check, "products_are_right", products)
     monkeypatch.setattr(amx, "default_cache", lambda: Cache(tmp_path))
     for boot in boots:
-        monkeypatch.setattr(platform, "boot_id", lambda boot=boot: boot)
+        monkeypatch.setattr(machine, "boot_id", lambda boot=boot: boot)
         amx._is_usable.cache_clear()  # as in another process
         assert amx.native_target().tile_products == right
     assert len(asked) == checks

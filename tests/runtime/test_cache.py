@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from max._config import flags
-from max._runtime.cache import (
+from max._host.disk_cache import (
     WEIGHTS_FOLDER,
     Cache,
     _sources,  # pyright: ignore[reportPrivateUsage]
@@ -145,9 +145,9 @@ def test_content_keys_tell_lists_of_parts_apart():
 
 
 def test_the_fingerprint_is_stable_between_processes():
-    code = "from max._runtime.cache import source_fingerprint as f; print(f('_runtime'))"
+    code = "from max._host.disk_cache import source_fingerprint as f; print(f('_host'))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert there.stdout.strip() == source_fingerprint("_runtime") != source_fingerprint("dtype")
+    assert there.stdout.strip() == source_fingerprint("_host") != source_fingerprint("dtype")
 
 
 def test_a_tenth_of_the_limit_is_free_after_entries_are_evicted(tmp_path):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from max import _private_folder
-from max._config import cache_dir
-from max._private_folder import is_private, make_private, private_folder
-from max._runtime.cache import Cache
+from max._host import private_folder as private_folders
+from max._host.cache_folders import cache_dir
+from max._host.disk_cache import Cache
+from max._host.private_folder import is_private, make_private, private_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX users")
 
@@ -55,7 +55,7 @@ def test_a_folder_of_another_user_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        _private_folder.os, "geteuid", lambda: tmp_path.stat().st_uid + 41, raising=True
+        private_folders.os, "geteuid", lambda: tmp_path.stat().st_uid + 41, raising=True
     )
     if tmp_path.stat().st_uid == 0:  # the administrator's files are trusted
         os.chown(tmp_path, 12345, -1)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from max._abi import PoolState, ProfileRecord
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
+from max._backends.program import KernelRunError, Launch, Program
 from max._config import flags
-from max._runtime.program import KernelRunError, Launch, Program
 from tests.runtime.ir_kernels import entry
 
 PARKING = ("auto", "portable")

@@ -15,9 +15,9 @@ from max._abi import RAISED_WORDS, ErrorRecord, ErrorState, ProgramHeader
 from max._backends.cpu.runtime import pool as pools
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool
-from max._reentry import ReentryError
-from max._runtime.interrupts import ExecutionInterrupted
-from max._runtime.program import KernelRunError, Launch, Program
+from max._backends.program import KernelRunError, Launch, Program
+from max._host.interrupts import ExecutionInterrupted
+from max._host.reentry import ReentryError
 from tests.runtime.ir_kernels import entry
 
 ZERO = np.zeros(1, np.int64)

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 from max import kernel
-from max._backends.cpu.runtime import jit, kernel_code, native_compiler
+from max._backends.cpu.runtime import jit, kernel_code, native_compiler, platform
 from max._config import flags
-from max._host import usable_cpus
-from max._runtime import platform
-from max._runtime.cache import Cache
+from max._host.disk_cache import Cache
+from max._host.machine import usable_cpus
 
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 

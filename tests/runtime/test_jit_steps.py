@@ -14,7 +14,7 @@ from max import kernel
 from max._backends.cpu.runtime import jit
 from max._backends.cpu.runtime.llvm_compiler import CompileError
 from max._config import flags
-from max._runtime.cache import Cache
+from max._host.disk_cache import Cache
 
 NUMBER = ctypes.CFUNCTYPE(ctypes.c_int64)
 

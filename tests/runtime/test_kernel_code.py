@@ -11,7 +11,7 @@ from max import kernel
 from max._backends.cpu.runtime import kernel_code
 from max._backends.cpu.runtime.jit import AbsentError, Unit
 from max._config import flags
-from max._runtime.cache import source_fingerprint
+from max._host.disk_cache import source_fingerprint
 
 
 @kernel.kernel

@@ -12,10 +12,9 @@ import pytest
 from llvmlite.binding import ffi
 
 from max import kernel
-from max._backends.cpu.runtime import llvm_compiler
+from max._backends.cpu.runtime import llvm_compiler, platform
 from max._backends.cpu.runtime.llvm_compiler import CompileError, Compiler, Machine
 from max._config import flags
-from max._runtime import platform
 from max.kernel.targets.host import host_features
 
 TEXT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from max._backends.loops import looped_program
-from max._runtime.program import NO_VALUE, Jump, Launch, LaunchGeometry, Program, check_program
+from max._backends.program import NO_VALUE, Jump, Launch, LaunchGeometry, Program, check_program
 
 
 def launch(kernel: int, *slots: tuple[int, int], **more: object) -> Launch:

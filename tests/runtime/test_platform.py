@@ -10,12 +10,12 @@ import llvmlite.binding as llvm
 import pytest
 
 from max._abi import PoolState
-from max._backends.cpu.runtime import native
+from max._backends.cpu.runtime import native, platform
 from max._backends.cpu.runtime.jit import Compiler, Machine
 from max._config import flags
-from max._host import LINUX
-from max._runtime import platform
-from max._runtime.daemon_thread import DaemonThread
+from max._host import host_memory
+from max._host.machine import LINUX
+from max._host.threads import DaemonThread
 
 
 def test_number_of_threads(monkeypatch):
@@ -29,16 +29,16 @@ def test_number_of_threads(monkeypatch):
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize("size", [0, 1, 63, 100_000, 9 << 20])
 def test_memory_is_aligned(size, alignment):
-    memory = platform.allocate(size, alignment)
+    memory = host_memory.allocate(size, alignment)
     assert memory.size == size
     assert size == 0 or memory.ctypes.data % alignment == 0
     memory[:] = 255
 
 
 def test_huge_pages_are_advice_for_whole_pages():
-    memory = platform.allocate(8 << 20)
-    assert platform.advise_huge_pages(memory.ctypes.data, 100) is False
-    assert platform.advise_huge_pages(memory.ctypes.data, memory.size) in (True, False)
+    memory = host_memory.allocate(8 << 20)
+    assert host_memory.advise_huge_pages(memory.ctypes.data, 100) is False
+    assert host_memory.advise_huge_pages(memory.ctypes.data, memory.size) in (True, False)
 
 
 def test_parking_modes():

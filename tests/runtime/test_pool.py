@@ -15,13 +15,13 @@ import weakref
 import numpy as np
 import pytest
 
-from max._backends.cpu.runtime import jit
+from max._backends.cpu.runtime import jit, platform
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
+from max._backends.program import Launch, Program
 from max._config import flags
-from max._runtime import interrupts, platform
-from max._runtime.daemon_thread import DaemonThread
-from max._runtime.program import Launch, Program
+from max._host import interrupts
+from max._host.threads import DaemonThread
 from tests.runtime.ir_kernels import entry
 
 PRELUDE = """
@@ -29,7 +29,7 @@ PRELUDE = """
     import numpy as np
     from max._backends.cpu.runtime.pool import Pool, shared_pool
     from max._backends.cpu.runtime.executor import Executor
-    from max._runtime.program import Launch, Program
+    from max._backends.program import Launch, Program
     from tests.runtime.ir_kernels import entry
 
     def counting(pool, out, rounds=1):

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from max._abi import LINE_PAIR_BYTES, WORD_BYTES, Context, ErrorRecord, ErrorState, PoolState
+from max._backends.cpu.runtime import platform
 from max._backends.cpu.runtime import pool as pool_module
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import IDLE_SPINS, POOLS, RUN_SPINS, YIELD_EVERY, Pool
-from max._host import usable_cpus
-from max._reentry import ReentryError
-from max._runtime import interrupts, platform
-from max._runtime.daemon_thread import DaemonThread
-from max._runtime.interrupts import InterruptWatch
-from max._runtime.program import Launch, Program
+from max._backends.program import Launch, Program
+from max._host import host_memory, interrupts
+from max._host.interrupts import InterruptWatch
+from max._host.machine import usable_cpus
+from max._host.reentry import ReentryError
+from max._host.threads import DaemonThread
 from tests.runtime.ir_kernels import entry
 
 ZERO = np.zeros(1, np.int64)
@@ -41,14 +42,14 @@ def test_workers_have_the_memory_that_was_reserved(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their own, on lines of their own; it is placed anew only where more is needed."""
-    allocate = platform.allocate
+    allocate = host_memory.allocate
 
     def used(*sizes: int) -> np.ndarray:
         memory = allocate(*sizes)
         memory.view(np.uint8)[:] = 255  # as freed memory may be
         return memory
 
-    monkeypatch.setattr(platform, "allocate", used)
+    monkeypatch.setattr(host_memory, "allocate", used)
     pool, scratch_bytes, num_slots = Pool(3), 0, 0
     pool.prepare()
     assert not contexts(pool)[:, Context.SCRATCH_BYTES].any()

@@ -19,7 +19,7 @@ from max._abi import (
 )
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
-from max._runtime.program import (
+from max._backends.program import (
     NO_VALUE,
     Jump,
     KernelRunError,

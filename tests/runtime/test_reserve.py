@@ -9,10 +9,10 @@ import time
 import numpy as np
 import pytest
 
-from max._runtime import platform, reserve
-from max._runtime.reserve import Reserve
+from max._host import host_memory, reserve
+from max._host.reserve import Reserve
 
-STEP = platform.HUGE_PAGE
+STEP = host_memory.HUGE_PAGE
 SIZE = 4 * STEP + 4096
 
 
@@ -107,10 +107,10 @@ def test_a_closed_reserve_ends_its_thread() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system takes no pages back")
 def test_discarded_pages_are_empty() -> None:
-    block = platform.allocate(STEP)
+    block = host_memory.allocate(STEP)
     block[:] = 1
-    assert platform.discard(block[100 : STEP // 2])
+    assert host_memory.discard(block[100 : STEP // 2])
     pages = -(-(block.ctypes.data + 100) // 4096) * 4096 - block.ctypes.data
     stop = (block.ctypes.data + STEP // 2) // 4096 * 4096 - block.ctypes.data
     assert not block[pages:stop].any() and block[:pages].all() and block[stop:].all()
-    assert not platform.discard(block[:0])
+    assert not host_memory.discard(block[:0])

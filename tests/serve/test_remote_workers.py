@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 
-from max._host import logical_cpus
+from max._host.machine import logical_cpus
 from max.pipelines.generation.process.channel import ConnectionChannel, MessageCodec
 from max.pipelines.generation.process.commands import GenerationRequest
 from max.pipelines.generation.process.events import TokensGenerated

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
-from max._host import logical_cpus
+from max._host.machine import logical_cpus
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest
 from max.pipelines.generation.process.events import (

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from max import kernel as k
+from max._backends.program import NativeArray, Program
 from max._backends.regions import RegionKernel, RegionSpec
 from max._dataclass import dataclass
 from max._lazy import lazy_module
-from max._runtime.program import NativeArray, Program
 from max.driver import Device
 from max.dtype import DType
 
@@ -86,7 +86,7 @@ class ProgramExecutor(Protocol):
     ) -> None:
         """Runs the program once with the values ``bases[index] + offsets``; `alone`: there is too little work to share.
 
-        `bases` are words of 64 bits, as `max._runtime.program.packed_words` packs them.
+        `bases` are words of 64 bits, as `max._backends.program.packed_words` packs them.
 
         A device with a queue may return before the launches have run: `Backend.synchronize` waits for them.
 

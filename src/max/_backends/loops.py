@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from max._runtime.program import NO_VALUE, Jump, Launch, Program
+from max._backends.program import NO_VALUE, Jump, Launch, Program
 
 __all__ = ["looped_program"]
 

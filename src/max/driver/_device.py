@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any, ClassVar, Protocol, Self
 
 from max._errors import NoAcceleratorError
-from max._host import logical_cpus
-from max._reentry import reentrant_lock
+from max._host.machine import logical_cpus
+from max._host.reentry import reentrant_lock
 from max.driver._memory import DeviceMemory, HostMemory
 
 

@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from typing import Protocol, cast
 
-from max._reentry import reentrant_lock
+from max._host.reentry import reentrant_lock
 from max.driver._memory import ALIGNMENT, Memory, allocate
 from max.dtype import DType
 

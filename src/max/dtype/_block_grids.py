@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 
 __all__ = ["SIGNS", "grid"]
 

@@ -17,8 +17,8 @@
     assert y.to_numpy().tolist() == [2.0, 4.0]
 """
 
+from max._host.interrupts import ExecutionInterrupted, interrupt_on
 from max._names import lazy_names
-from max._runtime.interrupts import ExecutionInterrupted, interrupt_on
 from max.engine._model import Model
 from max.engine._options import (
     AssertLevel,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import get_ident
 
-from max._reentry import refuse_second_use
+from max._host.reentry import refuse_second_use
 from max.driver._memory import Array
 from max.engine._model import Model
 from max.engine.run.linked_program import run_at

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from max._compiler.program.code import Compiled
+from max._host import host_memory
+from max._host.interrupts import check_interrupt
+from max._host.reentry import exclusively, mark_guarded, reentrant_lock, refuse_second_use
 from max._lazy import lazy_module
-from max._reentry import exclusively, mark_guarded, reentrant_lock, refuse_second_use
-from max._runtime import platform
-from max._runtime.interrupts import check_interrupt
 from max.driver import CPU, Device, DLPackArray, Tensor
 from max.driver._device import device_named
 from max.driver._memory import ALIGNMENT
@@ -380,7 +380,7 @@ class Model:
         """
         self._output_memory.trim()
         self._arena.trim()
-        platform.release_free_memory()
+        host_memory.release_free_memory()
 
     # capture and replay ------------------------------------------------------------------------
 

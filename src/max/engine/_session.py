@@ -15,10 +15,10 @@ from max import mlir
 from max._backends import BackendOptions, backends_for
 from max._config import flags
 from max._errors import ArgumentError
-from max._garbage import rare_collections
+from max._host import host_memory
+from max._host.garbage import rare_collections
+from max._host.reentry import reentrant_lock
 from max._lazy import lazy_module
-from max._reentry import reentrant_lock
-from max._runtime import platform
 from max.driver import CPU, Device, DLPackArray
 from max.engine._model import Model
 from max.engine._options import (
@@ -339,7 +339,7 @@ class InferenceSession:
         self,
         program: Loaded,
         registry: Mapping[str, DLPackArray] | None,
-        allocate: Callable[[int], npt.NDArray[Any]] = platform.allocate,
+        allocate: Callable[[int], npt.NDArray[Any]] = host_memory.allocate,
     ) -> Model:
         """The model of a program with the weights of a registry; `allocate` as for `FixedMemory`."""
         linker = ModelLinker(self._backends, program, self._printing, self._caster)

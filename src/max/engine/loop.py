@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from max._abi import BaseLayout
 from max._backends.backend import Backend, ProgramExecutor
-from max._runtime.program import NativeArray, Program, packed_words
+from max._backends.program import NativeArray, Program, packed_words
 from max.driver import Device, Tensor
 from max.dtype import DType
 from max.engine._model import Model

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from max import mlir
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.mlir.dims import DimExpr
 
 __all__ = ["AlgebraicDim", "Dim", "DimLike", "StaticDim", "SymbolicDim"]

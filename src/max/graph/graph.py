@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from max import mlir
 from max._errors import ArgumentError
+from max._host.reentry import refuse_in_collection
 from max._lazy import lazy_module
-from max._reentry import refuse_in_collection
 from max.graph.graph_module import Module
 from max.graph.graph_options import DevicePlacementPolicy, GraphDebugConfig
 from max.graph.graph_options import ProfileScopeColor as ProfileScopeColor

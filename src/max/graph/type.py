@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from max import mlir
 from max._errors import ArgumentError
+from max._host.process_caches import cached_results
 from max._lazy import lazy_module
-from max._process import cached_results
 from max.driver import CPU, Accelerator, Device
 from max.dtype import DType
 from max.graph.dim import SymbolicDim

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime
 import numpy as np
 
 from max import mlir
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.driver import Device, DLPackArray
 from max.dtype import DType
 from max.graph._operators import Operators, missing_method, ops

@@ -25,7 +25,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from max._garbage import rare_collections
+from max._host.garbage import rare_collections
 
 if TYPE_CHECKING:
     from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, Region, SSAValue

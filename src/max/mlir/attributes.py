@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from xdsl.ir import Attribute, Data
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.dtype import DType
 from max.mlir.builtin import (
     ArrayAttr,

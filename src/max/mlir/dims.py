@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 
 __all__ = [
     "DimExpr",

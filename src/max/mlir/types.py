@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xdsl.ir import Attribute, Data, TypeAttribute
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.dtype import DType
 from max.mlir.builtin import from_xdsl
 from max.mlir.dim_parser import parse_expression

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.driver import Tensor
 from max.driver._arguments import HOST
 from max.driver._memory import ALIGNMENT

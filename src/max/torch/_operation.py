@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch.autograd import forward_ad
 
-from max._process import cached_results
-from max._reentry import LockLevel, hold_lock, reentrant_lock
+from max._host.process_caches import cached_results
+from max._host.reentry import LockLevel, hold_lock, reentrant_lock
 from max.driver import CPU, Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph, KernelLibrary, TensorType, Value

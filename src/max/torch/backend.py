@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.importers.torch.reader import op_name, source_line
 from max.importers.torch.table import TABLE
 from max.torch.compiled import CompiledGraph

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.engine import InferenceSession, Model
 from max.importers.build import build_graph
 from max.importers.errors import UnsupportedOpsError

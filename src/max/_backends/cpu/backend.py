@@ -20,10 +20,10 @@ from max._backends.cpu.runtime import amx, kernel_code
 from max._backends.cpu.runtime.executor import Executor
 from max._backends.cpu.runtime.pool import Pool, shared_pool
 from max._backends.cpu.tuning import SHARING, TUNING
+from max._backends.program import Program
 from max._backends.regions import RegionKernel, RegionSpec
+from max._host import guard, host_memory
 from max._lazy import lazy_module
-from max._runtime import guard, platform
-from max._runtime.program import Program
 from max.driver import CPU, Device
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class CPUBackend(Backend):
     def allocate(
         self, num_bytes: int, holes: Sequence[int] = (), zero: bool = False
     ) -> MemoryBlock:
-        memory = guard.with_holes(num_bytes, holes) if holes else platform.allocate(num_bytes)
+        memory = guard.with_holes(num_bytes, holes) if holes else host_memory.allocate(num_bytes)
         if zero:
             memory[:] = 0
         return MemoryBlock(memory.ctypes.data, memory)

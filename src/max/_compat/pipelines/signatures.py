@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 
 __all__ = ["named_arguments", "takes", "takes_any"]
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import ml_dtypes
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.dtype import DType
 
 __all__ = ["KEEPS", "holds"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 from max import kernel as k
 from max._config import dump_log, flags
-from max._reentry import reentrant_lock
+from max._host.reentry import reentrant_lock
 
 __all__ = ["Specializations", "specializations"]
 

@@ -118,7 +118,7 @@ class WorkCode(NamedTuple):
 
 
 class GeometryCode(NamedTuple):
-    """The workers of a launch on a device with a grid of blocks; see `max._runtime.program.LaunchGeometry`."""
+    """The workers of a launch on a device with a grid of blocks; see `max._backends.program.LaunchGeometry`."""
 
     grid: tuple[SlotCode, ...]
     block: tuple[int, ...]
@@ -243,7 +243,7 @@ class Compiled:
         later: The further segments, each after host steps.
         fixed_buffers: Memory that lives as long as the model.
         kernels: The kernels of each device by key.
-        guarded: Whether all memory lies between guard pages; see `max._runtime.guard`.
+        guarded: Whether all memory lies between guard pages; see `max._host.guard`.
     """
 
     name: str

@@ -12,8 +12,8 @@ import numpy as np
 
 from max._backends import Backend, Backends
 from max._compiler.program.code import ALIGNMENT, Compiled, FixedBuffer
+from max._host import guard, host_memory
 from max._lazy import lazy_module
-from max._runtime import guard, platform
 from max.driver import Tensor
 from max.dtype import DType
 
@@ -60,7 +60,7 @@ class FixedMemory:
         weights: Mapping[str, Tensor | weight_files.LaterCast],
         constants: Mapping[int, Array],
         packed: Callable[[int], Array | None] | None = None,
-        allocate: Callable[[int], Array] = platform.allocate,
+        allocate: Callable[[int], Array] = host_memory.allocate,
     ) -> None:
         self.addresses: list[int] = []
         self.casts: dict[int, weight_files.LaterCast] = {}
@@ -124,7 +124,7 @@ class FixedMemory:
         """
         self._owners.pop(index, None)
 
-    def copy_constant(self, index: int, mapped_files: platform.MappedFiles) -> None:
+    def copy_constant(self, index: int, mapped_files: host_memory.MappedFiles) -> None:
         """Copies a constant into its reserved memory, and releases its pages of a mapped file."""
         source = self.copies.pop(index)
         target: Any = self._owners[index]
@@ -133,7 +133,7 @@ class FixedMemory:
 
     def _reserve(self, index: int, item: FixedBuffer) -> None:
         """Reserves a buffer on the CPU that is filled later; its pages are not touched yet."""
-        self._owners[index] = block = platform.allocate(item.bytes)
+        self._owners[index] = block = host_memory.allocate(item.bytes)
         self.addresses.append(block.ctypes.data)
 
     def _own(self, index: int, value: Tensor | Array) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from max._backends import Backends
 from max._compiler.program.code import Compiled, ProgramCode
 from max._config import dump_log, flags
+from max._host import host_memory
 from max._lazy import lazy_module
-from max._runtime import platform
 from max.driver import DLPackArray
 from max.engine.load.fixed_memory import FixedMemory
 from max.engine.load.load_time_results import inputs_of, needed_later, run_once
@@ -65,7 +65,7 @@ class ModelLinker:
         self,
         compiled: Compiled,
         registry: Mapping[str, DLPackArray] | None,
-        allocate: Callable[[int], Array] = platform.allocate,
+        allocate: Callable[[int], Array] = host_memory.allocate,
     ) -> Linked:
         """Links the programs with the weights of a registry, and computes the results that are computed once.
 
@@ -120,7 +120,7 @@ class ModelLinker:
         self, compiled: Compiled, link: Callable[[ProgramCode], LinkedProgram], memory: FixedMemory
     ) -> None:
         """Casts weights, and runs the program that computes results from weights once."""
-        mapped = platform.MappedFiles()
+        mapped = host_memory.MappedFiles()
 
         def convert(read: Iterable[int]) -> None:
             for index in memory.casts.keys() & read:

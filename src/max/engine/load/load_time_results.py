@@ -10,8 +10,8 @@ import numpy as np
 from max._backends import Backends
 from max._backends.backend import HOST
 from max._compiler.program.code import Compiled, LaunchCode, ProgramCode
+from max._host import host_memory
 from max._load_steps import STEPS
-from max._runtime import platform
 from max.engine.run.arena import arena_of
 from max.engine.run.linked_program import LinkedProgram
 
@@ -26,7 +26,7 @@ def run_once(
     link: Callable[[ProgramCode], LinkedProgram],
     fixed_addresses: Sequence[int],
     backends: Backends,
-    mapped_files: platform.MappedFiles,
+    mapped_files: host_memory.MappedFiles,
     prepare: Callable[[set[int]], None],
     drop: Callable[[set[int]], None],
 ) -> None:

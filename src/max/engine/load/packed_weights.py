@@ -26,12 +26,13 @@ import numpy as np
 
 from max._backends.backend import HOST
 from max._compiler.program.code import Compiled
-from max._config import cache_dir, flags
+from max._config import flags
+from max._host import host_memory, machine
+from max._host.cache_folders import cache_dir
+from max._host.disk_cache import WEIGHTS_FOLDER, content_key
+from max._host.reentry import reentrant_lock
+from max._host.threads import DaemonThread
 from max._lazy import lazy_module
-from max._reentry import reentrant_lock
-from max._runtime import platform
-from max._runtime.cache import WEIGHTS_FOLDER, content_key
-from max._runtime.daemon_thread import DaemonThread
 from max.driver import Tensor
 from max.engine.load.load_time_results import inputs_of
 
@@ -98,7 +99,7 @@ class PackedCopy:
         if len(compiled.once) != 1 or compiled.once[0].device != HOST:
             return None
         sources = _sources(compiled, weights, constants)
-        boot = platform.boot_id()
+        boot = machine.boot_id()
         if sources is None or boot is None:
             return None
         key = content_key(program, boot, str(num_bytes), *sources)
@@ -228,7 +229,7 @@ def _sources(
     """The identities of all that is packed: weights by place in a file, constants too or by contents; None without a
     file.
     """
-    files = platform.MappedFiles()
+    files = host_memory.MappedFiles()
     parts: list[str] = []
     for index in sorted(inputs_of(compiled)):
         item = compiled.fixed_buffers[index]

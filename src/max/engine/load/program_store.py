@@ -30,11 +30,11 @@ from max._compiler.record import is_recording
 from max._compiler.stats import stats
 from max._config import flags
 from max._dataclass import dataclass
-from max._garbage import rare_collections
+from max._host.disk_cache import content_key, default_cache, source_fingerprint
+from max._host.garbage import rare_collections
+from max._host.reentry import LockLevel, hold_lock, reentrant_lock
 from max._lazy import lazy_module
 from max._load_steps import STEPS
-from max._reentry import LockLevel, hold_lock, reentrant_lock
-from max._runtime.cache import content_key, default_cache, source_fingerprint
 from max._version import __version__
 from max.engine.load.weights import WeightInfo, declared_weights
 
@@ -54,7 +54,7 @@ MOST_CONSTANTS = 128 << 20
 CACHE_FLAGS = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
 """Flags for the folders and sizes of caches, which do not affect code."""
 
-CODE_PACKAGES = ("_compiler", "_backends", "kernel", "mlir", "_runtime", "dtype")
+CODE_PACKAGES = ("_compiler", "_backends", "kernel", "mlir", "dtype")
 """The packages whose source determines the code of a module."""
 
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 from max import mlir
-from max._runtime import platform
-from max._runtime.reserve import Reserve
+from max._host import host_memory
+from max._host.reserve import Reserve
 from max.driver import DLPackArray, Tensor
 from max.dtype import DType
 from max.engine._model import Model
@@ -87,7 +87,7 @@ def load_staged_graph(
                 name: _value(weights[source.name], source) for name, source in sources.items()
             }
         return session._link_model(
-            loaded, registry, platform.allocate if reserve is None else reserve.take
+            loaded, registry, host_memory.allocate if reserve is None else reserve.take
         )
     finally:
         if reserve is not None:

@@ -9,8 +9,8 @@ import numpy as np
 from max import mlir
 from max._backends import Backends
 from max._compiler.program.code import Compiled
+from max._host import host_memory
 from max._lazy import lazy_module
-from max._runtime import platform
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine.load.program_store import ProgramStore, describe
@@ -49,7 +49,7 @@ class Caster:
         return {weight.source.dtype, weight.dtype} <= _FLOATS and weight.source.is_contiguous
 
     def convert(
-        self, weight: weight_files.LaterCast, address: int, mapped_files: platform.MappedFiles
+        self, weight: weight_files.LaterCast, address: int, mapped_files: host_memory.MappedFiles
     ) -> None:
         """Casts a weight, and releases pages of mapped files after they are read.
 

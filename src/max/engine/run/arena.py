@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from max._backends import Backend
 from max._compiler.program.code import ALIGNMENT
-from max._reentry import reentrant_lock
+from max._host.reentry import reentrant_lock
 from max.engine.run.output_memory import LEAST_KEPT, trim_all, under_pressure
 
 __all__ = ["Arena", "ArenaBlock", "arena_of"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from max import _interpreter, mlir
 from max._compiler.program.code import Compiled, ProgramCode, TensorInfo
-from max._runtime.interrupts import check_interrupt
+from max._host.interrupts import check_interrupt
 from max.driver import DLPackArray, Tensor
 from max.driver._device import device_named
 from max.engine._model import Model

@@ -11,6 +11,14 @@ import numpy.typing as npt
 
 from max._abi import BaseLayout
 from max._backends import Backends
+from max._backends.program import (
+    Jump,
+    Launch,
+    LaunchGeometry,
+    NativeArray,
+    Program,
+    packed_words,
+)
 from max._compiler.locations import SourceLocations
 from max._compiler.program.code import (
     ALIGNMENT,
@@ -22,17 +30,9 @@ from max._compiler.program.code import (
     ProgramCode,
 )
 from max._dataclass import dataclass
+from max._host import guard
+from max._host.reentry import reentrant_lock
 from max._lazy import lazy_module
-from max._reentry import reentrant_lock
-from max._runtime import guard
-from max._runtime.program import (
-    Jump,
-    Launch,
-    LaunchGeometry,
-    NativeArray,
-    Program,
-    packed_words,
-)
 from max.driver import DLPackArray, Tensor
 from max.engine.run.arena import Arena
 from max.engine.run.host_steps import HostSteps, slot_address

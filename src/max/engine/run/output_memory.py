@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from max._host import SystemMemory, system_memory
-from max._reentry import reentrant_lock
-from max._runtime import guard, platform
+from max._host import guard, host_memory
+from max._host.machine import SystemMemory, system_memory
+from max._host.reentry import reentrant_lock
 from max.driver import Device, Tensor
 from max.driver._memory import ALIGNMENT, NO_CHARS, Array, address, allocate_bytes
 from max.dtype import DType
@@ -226,4 +226,4 @@ def trim_all() -> None:
     logger.debug("little memory is left: blocks that were kept for outputs are freed")
     for each in _process.memories():
         each.trim()
-    platform.release_free_memory()
+    host_memory.release_free_memory()

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from max._compiler.program.code import Compiled
 from max._dataclass import dataclass
+from max._host.reentry import in_child, reentrant_lock
+from max._host.threads import DaemonThread
 from max._lazy import lazy_module
-from max._reentry import in_child, reentrant_lock
-from max._runtime.daemon_thread import DaemonThread
 from max.engine.run.linked_program import Linked
 from max.engine.tune.row_thresholds import QUIET, USABLE, Threshold, Unsure, process_thresholds
 

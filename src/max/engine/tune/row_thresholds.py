@@ -20,7 +20,7 @@ from max._backends.backend import Backend, Tuning
 from max._compiler.program.code import Compiled, LaunchCode
 from max._config import flags
 from max._dataclass import dataclass
-from max._runtime.cache import content_key, default_cache, source_fingerprint
+from max._host.disk_cache import content_key, default_cache, source_fingerprint
 
 __all__ = [
     "QUIET",

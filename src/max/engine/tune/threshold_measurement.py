@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from max._backends.backend import Backend, MemoryBlock
+from max._backends.program import NativeArray
 from max._compiler.program.code import Compiled, LaunchCode, LimitCode, ProgramCode
 from max._dataclass import dataclass
-from max._runtime.program import NativeArray
 from max.engine.run.linked_program import LinkedProgram
 from max.engine.tune.row_thresholds import Threshold
 from max.mlir.sizes import product, size_function

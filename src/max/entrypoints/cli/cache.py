@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from max import _cache_folders as cache_folders
-from max._config import cache_dir
-from max._host import byte_size
+from max._host import cache_folders
+from max._host.cache_folders import cache_dir
+from max._host.machine import byte_size
 from max._lazy import lazy_module
 from max._spelling import did_you_mean
 from max.entrypoints.cli import log_level_option

@@ -17,9 +17,9 @@ from importlib import metadata
 import click
 import numpy as np
 
-from max import _cache_folders as cache_folders
-from max._config import cache_dir
-from max._host import available_memory, byte_size
+from max._host import cache_folders
+from max._host.cache_folders import cache_dir
+from max._host.machine import available_memory, byte_size
 from max._version import __version__
 from max.driver import CPU, Tensor
 from max.dtype import DType

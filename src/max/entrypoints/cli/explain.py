@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from max import pipelines
-from max._host import byte_size
+from max._host.machine import byte_size
 from max._lazy import lazy_module
 from max.engine.explain import explain_graph, explanations
 from max.entrypoints.cli import log_level_option

@@ -18,10 +18,10 @@ from max._lazy import lazy_module
 from max._load_steps import STEPS
 
 if TYPE_CHECKING:
-    from max import _host
+    from max._host import machine
 else:
     # `max --help` needs no sizes
-    _host = lazy_module("max._host")
+    machine = lazy_module("max._host.machine")
 
 _INTERVAL_S = 0.1
 _BAR_WIDTH = 24
@@ -48,13 +48,13 @@ def bar_text(at: int, size: int | None, seconds: float, begin: int = 0) -> str:
     """
     # what an earlier transfer has left does not count
     speed = (at - begin) / seconds if seconds > 0 else 0.0
-    text = _host.byte_size(at)
+    text = machine.byte_size(at)
     if size is not None:
         full = _BAR_WIDTH * at // max(size, 1)
         bar = f"{'━' * full}{'╌' * (_BAR_WIDTH - full)}"
-        text = f"{bar} {100 * at // max(size, 1):>3} % {text} of {_host.byte_size(size)}"
+        text = f"{bar} {100 * at // max(size, 1):>3} % {text} of {machine.byte_size(size)}"
     if seconds >= 1 and speed:
-        text += f", {_host.byte_size(speed)}/s"
+        text += f", {machine.byte_size(speed)}/s"
         if size is not None and size > at:
             text += f", {duration_text((size - at) / speed)} left"
     return text
@@ -155,7 +155,9 @@ class PullProgress:
         if name != self._file:
             self._file, self._began, self._begin = name, time.perf_counter(), at
             if self._line is None:
-                click.echo(name if size is None else f"{name} ({_host.byte_size(size)})", err=True)
+                click.echo(
+                    name if size is None else f"{name} ({machine.byte_size(size)})", err=True
+                )
         self._text = bar_text(at, size, time.perf_counter() - self._began, self._begin)
         if self._line is not None:
             if at == size:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from max import kernel as k
-from max._host import available_memory, last_level_cache
+from max._host.machine import available_memory, last_level_cache
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from max import driver
-from max._reentry import reentrant_lock
+from max._host.reentry import reentrant_lock
 from max.experimental.programs.signatures import Signature
 from max.experimental.programs.value_types import CellType
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from max import driver
-from max._reentry import LockLevel, hold_lock, reentrant_lock
+from max._host.reentry import LockLevel, hold_lock, reentrant_lock
 from max.experimental.programs.lazy_values import Call, Cell
 from max.experimental.programs.number_patterns import Details, Pattern
 from max.experimental.programs.packed_weights import Blueprint, Extra, Program

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from max import driver
-from max._process import process_cache
-from max._reentry import LockLevel, hold_lock, reentrant_lock
+from max._host.process_caches import process_cache
+from max._host.reentry import LockLevel, hold_lock, reentrant_lock
 from max.engine import InferenceSession
 
 __all__ = ["session_of"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from max._process import process_cache
+from max._host.process_caches import process_cache
 from max.dtype import DType
 from max.experimental.programs.argument_trees import ArgumentTree
 from max.experimental.programs.number_patterns import Details, Pattern

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from max import driver
-from max._process import process_cache
+from max._host.process_caches import process_cache
 from max.dtype import DType
 from max.graph import DeviceRef, Dim
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from max._reentry import mark_guarded, refuse_in_collection, refuse_second_use
+from max._host.reentry import mark_guarded, refuse_in_collection, refuse_second_use
 from max.experimental.programs.tensor_class import TENSOR
 from max.experimental.record.recorder import NAME, RECORDING, THREAD, begin, end_replay, record
 from max.graph import Value

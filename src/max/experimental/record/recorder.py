@@ -14,8 +14,14 @@ from weakref import ref
 
 from max import driver
 from max._config import flags
-from max._process import process_cache
-from max._reentry import ReentryError, exclusively, hold_lock, reentrant_lock, refuse_second_use
+from max._host.process_caches import process_cache
+from max._host.reentry import (
+    ReentryError,
+    exclusively,
+    hold_lock,
+    reentrant_lock,
+    refuse_second_use,
+)
 from max.engine import ExecutionInterrupted
 from max.experimental.programs.argument_trees import describe
 from max.experimental.programs.lazy_values import Call, Cell

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.experimental.programs.value_types import CellType
 from max.experimental.replay.specifications import Nested, same_constant
 from max.graph.dim import StaticDim

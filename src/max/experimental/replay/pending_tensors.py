@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import ref
 
-from max._reentry import LockLevel, hold_lock, reentrant_lock
+from max._host.reentry import LockLevel, hold_lock, reentrant_lock
 from max.experimental.programs.lazy_values import Cell
 
 __all__ = ["LOCK", "PENDING", "PendingTensors"]

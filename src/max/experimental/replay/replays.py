@@ -19,7 +19,7 @@ from typing import Any
 from weakref import ref
 
 from max._config import flags
-from max._reentry import hold_lock
+from max._host.reentry import hold_lock
 from max.experimental.programs.lazy_values import Call, Cell, Unsettled
 from max.experimental.programs.number_patterns import Symbol
 from max.experimental.programs.programs import execute

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from max import driver
+from max._host.process_caches import process_cache
+from max._host.reentry import LockLevel, hold_lock, reentrant_lock
 from max._lazy import lazy_module
-from max._process import process_cache
-from max._reentry import LockLevel, hold_lock, reentrant_lock
 from max.driver import Device
 from max.engine import Model
 from max.experimental.programs.argument_trees import ArgumentTree, describe

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import FrameType
 
 from max import mlir
-from max._process import cached_results
+from max._host.process_caches import cached_results
 
 __all__ = ["location_at", "user_frame", "user_place"]
 
 _STAGING = tuple(
     [
         str(Path(__file__).parents[2] / name)
-        for name in ("graph", "nn", "experimental", "_names.py", "_reentry.py")
+        for name in ("graph", "nn", "experimental", "_names.py", "_host")
     ]
 )
 """Packages, and files of functions that call others, whose frames are skipped when an op's location is recorded."""

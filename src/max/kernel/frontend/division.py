@@ -10,7 +10,7 @@ test covers the rest of its body. The minimum of a signed type divided by -1 wra
 
 from __future__ import annotations
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.kernel.frontend.builder import Builder, Interval, KnownInterval, Scope
 from max.kernel.frontend.raising import refuse
 from max.kernel.frontend.state import Frontend

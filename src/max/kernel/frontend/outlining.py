@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, cast
 
-from max._process import process_cache
-from max._reentry import reentrant_lock
+from max._host.process_caches import process_cache
+from max._host.reentry import reentrant_lock
 from max.kernel.frontend.division import interval, is_nonzero
 from max.kernel.frontend.state import Frame, Frontend, NeverReturns
 from max.kernel.frontend.values import (

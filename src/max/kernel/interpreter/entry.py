@@ -23,7 +23,7 @@ from max._abi import (
     ErrorRecord,
     ErrorState,
 )
-from max._reentry import reentrant_lock
+from max._host.reentry import reentrant_lock
 from max.kernel.interpreter.interpret import ArrayView, RunContext, arguments, format_error
 from max.kernel.ir.nodes import KernelIR
 from max.kernel.language import lang

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from max._reentry import reentrant_lock
+from max._host.reentry import reentrant_lock
 from max.kernel.errors import KernelTypeError
 from max.kernel.ir.nodes import LONG_SHARE, LONGS, MAX_SHARES, SHORT_SHARE
 from max.kernel.language import lang, values

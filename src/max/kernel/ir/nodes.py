@@ -19,7 +19,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from max._abi import COUNTER_BYTES, WORD_BYTES
 from max._dataclass import dataclass
-from max._reentry import cached_property
+from max._host.reentry import cached_property
 from max.kernel.types import ScalarType, Type
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from max._process import process_cache
+from max._host.process_caches import process_cache
 from max.kernel.ir.nodes import (
     Alloc,
     Assign,

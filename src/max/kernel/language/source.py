@@ -15,8 +15,8 @@ from dataclasses import field
 from typing import Any
 
 from max._dataclass import dataclass
-from max._process import cached_results
-from max._reentry import reentrant_lock
+from max._host.process_caches import cached_results
+from max._host.reentry import reentrant_lock
 from max.kernel.errors import KernelError
 
 FunctionNode = ast.FunctionDef | ast.Lambda

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from max._process import process_cache
+from max._host.process_caches import process_cache
 from max.dtype.rounding import convert_rounding_once
 from max.kernel.ir.nodes import Const
 from max.kernel.types import ScalarType, Type, f16, f32

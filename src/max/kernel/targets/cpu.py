@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from max._config import FlagError, flags
 from max._dataclass import dataclass
+from max._host.process_caches import cached_results
+from max._host.reentry import cached_property
 from max._lazy import lazy_module
-from max._process import cached_results
-from max._reentry import cached_property
 from max._spelling import did_you_mean
 from max.kernel.targets.host import ARM64_BASE, ARM64_FEATURES, host_features, known_features
 from max.kernel.targets.target import LLVMTarget

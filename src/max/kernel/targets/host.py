@@ -11,8 +11,8 @@ import platform
 import sys
 from typing import TYPE_CHECKING
 
+from max._host.process_caches import cached_results
 from max._lazy import lazy_module
-from max._process import cached_results
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from max._host.process_caches import cached_results
 from max._lazy import lazy_module
-from max._process import cached_results
 from max.graph.weights import WeightsFormat
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.checkpoints.config_keys import ConfigKeys

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 
 __all__ = [

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from max._cache_folders import QUANTIZED_FOLDER
-from max._config import cache_dir
+from max._host.cache_folders import QUANTIZED_FOLDER, cache_dir
 from max._load_steps import STEPS
 from max.driver import Tensor
 from max.dtype import DType

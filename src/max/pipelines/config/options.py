@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max._spelling import did_you_mean
 from max.pipelines import forms
 from max.pipelines.core.exceptions import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from max._host import available_memory
+from max._host.machine import available_memory
 from max.graph.quantization import QuantizationEncoding
 from max.pipelines import forms
 from max.pipelines.checkpoints.chat_templates import DEFAULT, read_template_file

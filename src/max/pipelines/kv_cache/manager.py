@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
-from max._host import byte_size
+from max._host.machine import byte_size
 from max._lazy import lazy_module
 from max.driver import CPU, Device, Tensor
 from max.engine import InferenceSession

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from max._host import byte_size
+from max._host.machine import byte_size
 from max.nn.kv_cache.cache_params import KVCacheParams
 from max.pipelines.kv_cache.page_pool import pages_of
 

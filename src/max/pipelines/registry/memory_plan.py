@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 
-from max._host import byte_size
+from max._host.machine import byte_size
 from max.pipelines.checkpoints.encodings import QUANTIZED_KINDS
 from max.pipelines.config.model_config import PLAIN_FLOATS
 from max.pipelines.config.pipeline_config import PipelineConfig

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from max._garbage import rare_collections
+from max._host.garbage import rare_collections
 from max._spelling import similar_names
 from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
 from max.pipelines import forms

@@ -8,8 +8,8 @@ from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from max._host.process_caches import cached_results
 from max._lazy import lazy_module
-from max._process import cached_results
 from max.pipelines.core.exceptions import ConfigError, InputError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text import utf8

@@ -20,7 +20,7 @@ from jinja2.runtime import BlockReference, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, generate_lorem_ipsum
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.tokenization.templates import calls
 from max.pipelines.tokenization.templates.budget import Budget, TemplateLimitError

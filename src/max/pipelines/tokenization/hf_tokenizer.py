@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from max._host.process_caches import cached_results
 from max._lazy import lazy_module
-from max._process import cached_results
 from max.pipelines.checkpoints.chat_templates import choose_template, named_templates
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.serve.errors import ApiError
 from max.serve.http.bodies.content_types import ContentTypes
 from max.serve.http.bodies.open_bodies import OpenBodies

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from max._host import available_memory
+from max._host.machine import available_memory
 from max.pipelines.core.exceptions import UserError
 from max.pipelines.store.local import StoredModel
 from max.serve.errors import ApiError, model_not_found

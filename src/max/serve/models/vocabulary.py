@@ -6,7 +6,7 @@ import copy
 import re
 from typing import Any
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.pipelines.tokenization.hf_tokenizer import tokenizer_json
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%_~-]+\]|[^\s/@,:?#\[\]\\]+)(?::[0-9]*)?")
 _PATTERN = re.compile(r"(?:\*\.|\.)?[^\s/@,:?#\[\]\\*]+|\*")

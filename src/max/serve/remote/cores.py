@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from max._host import logical_cpus
+from max._host.machine import logical_cpus
 
 
 class ClaimedCores:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.serve.tracing import RequestTrace
 
 _MOST_WARNING = 2000

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 
 FOLDER = Path(__file__).parent
 _TYPES = {

@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.serve.errors import ApiError, short_text
 from max.serve.http.state import json_response
 from max.serve.web.page_files import FOLDER, PAGE_POLICY, caching, modules, page_file, version

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 
-from max._host import logical_cpus
+from max._host.machine import logical_cpus
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.core.exceptions import ConfigError
 from max.serve.process.settings import DeployedModel, WorkerSettings

@@ -1,6 +1,6 @@
 """Decides whether kernels may use AMX: the processor has it, the system grants it, and its products are correct.
 
-The system saves the tile registers of a process only after a request (:func:`max._runtime.platform.request_amx`).
+The system saves the tile registers of a process only after a request (`platform.request_amx`).
 :mod:`max._backends.cpu.runtime.amx_check` verifies products before the first use.
 """
 
@@ -10,10 +10,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from max import kernel as k
+from max._backends.cpu.runtime import platform
+from max._host import machine
+from max._host.disk_cache import content_key, default_cache, source_fingerprint
+from max._host.process_caches import cached_results
 from max._lazy import lazy_module
-from max._process import cached_results
-from max._runtime import platform
-from max._runtime.cache import content_key, default_cache, source_fingerprint
 
 if TYPE_CHECKING:
     from max._backends.cpu.runtime import amx_check
@@ -43,7 +44,7 @@ def _is_usable(target: k.CPUTarget) -> bool:
 
 def _products_are_right(target: k.CPUTarget) -> bool:
     """The result of the check; that of a target whose products are right is kept until the system starts again."""
-    boot = platform.boot_id()
+    boot = machine.boot_id()
     key = None
     if boot is not None:
         sources = [source_fingerprint(package) for package in ("kernel", "_backends")]

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from max._runtime.daemon_thread import DaemonThread
+from max._host.threads import DaemonThread
 
 __all__ = ["LongestFirst"]
 

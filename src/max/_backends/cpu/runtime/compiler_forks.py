@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
-from max._reentry import free, in_child
+from max._host.reentry import free, in_child
 
 __all__ = ["FORK_SECONDS", "ForkGuard"]
 

@@ -26,10 +26,7 @@ from max._abi import (
 )
 from max._backends.cpu.runtime import pool as pools
 from max._backends.cpu.runtime.pool import Pool
-from max._config import flags
-from max._reentry import ReentryError
-from max._runtime import platform
-from max._runtime.program import (
+from max._backends.program import (
     Jump,
     KernelRunError,
     NativeArray,
@@ -37,6 +34,9 @@ from max._runtime.program import (
     check_program,
     run_error_class,
 )
+from max._config import flags
+from max._host import host_memory
+from max._host.reentry import ReentryError
 
 __all__ = ["Executor"]
 
@@ -62,7 +62,7 @@ class Executor:
         # nothing to share: such a program runs without waking the other workers
         self._serial = all(isinstance(launch, Jump) or launch.serial for launch in launches)
         # a counter for each phase of a launch
-        self._counters = platform.allocate(
+        self._counters = host_memory.allocate(
             sum(launch.phases for launch in launches) * COUNTER_BYTES
         )
         pairs = [pair for launch in launches for pair in launch.slots]
@@ -84,7 +84,7 @@ class Executor:
         """The program as native memory: a header, one `Instruction` per launch, and an end."""
         launches = self.program.launches
         size = ProgramHeader.END.offset + (len(launches) + 1) * Instruction.END.offset
-        code = platform.allocate(size).view(np.int64)
+        code = host_memory.allocate(size).view(np.int64)
         code[:] = 0
         code[ProgramHeader.COUNTERS] = self._counters.ctypes.data
         code[ProgramHeader.COUNTER_BYTES] = self._counters.size

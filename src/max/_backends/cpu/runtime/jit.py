@@ -1,7 +1,7 @@
 """Compiles LLVM IR text to machine code in this process, through the disk cache.
 
-`max._backends.cpu.runtime.llvm_compiler` makes object code, which is cached by content in `max._runtime.cache`. Linked
-code stays for the life of the process, and equal kernels are linked once. Outlined functions (`kernel.outlined`) are
+`max._backends.cpu.runtime.llvm_compiler` makes object code, which `max._host.disk_cache` keeps by content. Linked code
+stays for the life of the process, and equal kernels are linked once. Outlined functions (`kernel.outlined`) are
 objects of their own, which all kernels share: the names in a kernel's object say which it calls.
 """
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
 from max._abi import FUNCTION_DIGITS, FUNCTION_PREFIX
+from max._backends.cpu.runtime import platform
 from max._backends.cpu.runtime.compiler_forks import ForkGuard
 from max._backends.cpu.runtime.llvm_compiler import (
     PASS_MODE,
@@ -31,13 +32,12 @@ from max._backends.cpu.runtime.llvm_compiler import (
 )
 from max._config import flags
 from max._dataclass import dataclass
-from max._host import usable_cpus
+from max._host.disk_cache import Cache, content_key, default_cache
+from max._host.machine import usable_cpus
+from max._host.process_caches import cached_results
+from max._host.reentry import LockLevel, hold_lock, reentrant_lock
 from max._lazy import lazy_module
 from max._load_steps import STEPS
-from max._process import cached_results
-from max._reentry import LockLevel, hold_lock, reentrant_lock
-from max._runtime import platform
-from max._runtime.cache import Cache, content_key, default_cache
 
 if TYPE_CHECKING:
     import llvmlite

@@ -9,7 +9,7 @@ from max import kernel
 from max._backends.cpu.runtime.jit import AbsentError, Unit, absent_text, jit_for
 from max._backends.cpu.runtime.llvm_compiler import Machine
 from max._config import flags
-from max._runtime.cache import source_fingerprint
+from max._host.disk_cache import source_fingerprint
 
 __all__ = ["cancel_started", "compile_kernels", "load_kernels", "start_kernel"]
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max import kernel
+from max._backends.cpu.runtime import platform
 from max._config import dump_log
+from max._host.process_caches import cached_results
 from max._lazy import lazy_module
-from max._process import cached_results
-from max._runtime import platform
 from max.kernel.targets.host import host_features
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import Any
 
 from max import _abi
+from max._backends.cpu.runtime import platform
 from max._backends.cpu.runtime.native_waiting import WAITING
 from max._backends.cpu.runtime.native_walk import WALK
-from max._runtime import platform
 
 EXPORTS = ("max_run", "max_worker", "max_barrier", "max_stop", "max_nudge", "max_poll")
 PYTHON_FUNCTIONS = (

@@ -26,12 +26,12 @@ from max._abi import (
     ErrorState,
     PoolState,
 )
-from max._backends.cpu.runtime import jit, native
-from max._host import usable_cpus
-from max._reentry import ReentryError, in_child, reentrant_lock
-from max._runtime import interrupts, platform
-from max._runtime.cache import content_key
-from max._runtime.daemon_thread import DaemonThread
+from max._backends.cpu.runtime import jit, native, platform
+from max._host import host_memory, interrupts
+from max._host.disk_cache import content_key
+from max._host.machine import usable_cpus
+from max._host.reentry import ReentryError, in_child, reentrant_lock
+from max._host.threads import DaemonThread
 
 logger = logging.getLogger("max.runtime")
 
@@ -178,7 +178,7 @@ class Pool:
         """Runs a program with all workers; the caller is worker 0.
 
         Args:
-            program: Address of a program as :mod:`max._runtime.program` lays it out.
+            program: Address of a program as :mod:`max._backends.program` lays it out.
             bases: Its values, or the bases of its values if there is an index: an address, or the words themselves.
             index: Address of the number of each value's base.
             offsets: Address of what is added to each base.
@@ -272,7 +272,7 @@ class Pool:
         self, scratch_bytes: int, num_slots: int
     ) -> tuple[np.ndarray, int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """The native state of a pool, with its address and buffers."""
-        memory = platform.allocate(POOL_BYTES, LINE_PAIR_BYTES)
+        memory = host_memory.allocate(POOL_BYTES, LINE_PAIR_BYTES)
         memory[:] = 0
         address = memory.ctypes.data
         platform.init_parking(address + PoolState.PARKING.offset, self.parking)
@@ -311,11 +311,11 @@ class Pool:
         stride = -(-num_slots * WORD_BYTES // line) * line + line
         # one extra line pair: equal offsets of two workers are then no power of two apart (cache sets)
         scratch_stride = -(-scratch_bytes // line) * line + line
-        contexts = platform.allocate(workers * CONTEXT_BYTES, line)
+        contexts = host_memory.allocate(workers * CONTEXT_BYTES, line)
         contexts[:] = 0
         native = _functions[self.parking]
-        args = platform.allocate(workers * stride, line)
-        scratch = platform.allocate(workers * scratch_stride, line)
+        args = host_memory.allocate(workers * stride, line)
+        scratch = host_memory.allocate(workers * scratch_stride, line)
         fields = contexts.view(np.int64).reshape(workers, -1)
         for worker in range(workers):
             row = fields[worker]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.importers.errors import ImportFailure, ModelFileError
 from max.importers.torch.script.functions import FUNCTIONS, NUMBERS, dtype_of_number, is_plain
 

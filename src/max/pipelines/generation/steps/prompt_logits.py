@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from max._host import byte_size
+from max._host.machine import byte_size
 from max.interfaces import TextGenerationContext
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import UserError

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from max._process import cached_results
+from max._host.process_caches import cached_results
 from max.serve.errors import ApiError
 from max.serve.http.bodies.json_reader import read_object
 from max.serve.http.bodies.validation import validation_error

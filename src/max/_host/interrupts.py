@@ -17,8 +17,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Protocol
 
-from max._reentry import in_child, reentrant_lock
-from max._runtime.daemon_thread import DaemonThread
+from max._host.reentry import in_child, reentrant_lock
+from max._host.threads import DaemonThread
 
 logger = logging.getLogger("max.runtime")
 

@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import _thread
+import os
+import threading
 from collections.abc import Callable
 
-from max._runtime import platform
+from max._host.machine import LINUX
 
-__all__ = ["DaemonThread"]
+__all__ = ["DaemonThread", "name_thread"]
+
+
+def name_thread(name: str) -> None:
+    """Names the calling thread, as `top -H` and debuggers show it; does nothing on other systems than Linux.
+
+    Args:
+        name: The name, of which the first 15 bytes count.
+    """
+    if not LINUX:
+        return
+    try:
+        task = os.open(f"/proc/self/task/{threading.get_native_id()}/comm", os.O_WRONLY)
+    except OSError:  # without /proc
+        return
+    try:
+        os.write(task, name.encode()[:15])
+    except OSError:
+        pass
+    finally:
+        os.close(task)
 
 
 class DaemonThread:
@@ -47,7 +69,7 @@ class DaemonThread:
 
     def _run(self) -> None:
         try:
-            platform.name_thread(self._name)
+            name_thread(self._name)
             self._target(*self._args)
         finally:
             self._running.release()

@@ -1,5 +1,5 @@
-"""CPUs and memory that this process may use: the machine, cut down by affinity and control groups; sizes in messages.
-Standard library only.
+"""The machine: its system and its current boot; the CPUs and the memory that affinity and control groups leave to this
+process; sizes in messages. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from max._dataclass import dataclass
+from max._host.process_caches import cached_results
 
 LINUX, MACOS, WINDOWS = (sys.platform == name for name in ("linux", "darwin", "win32"))
+
+
+@cached_results()
+def libc() -> ctypes.CDLL:
+    """The C library of the process."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
+@cached_results()
+def boot_id() -> str | None:
+    """An identifier of the current boot of the machine; None on other systems than Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() if LINUX else None
+    except OSError:
+        return None
 
 
 def byte_size(count: float) -> str:

@@ -1,4 +1,4 @@
-"""The folders of the cache: what they hold, how large they are, and files that killed processes left in them."""
+"""The folders of the cache: where they are, their sizes, and files that killed processes left in them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from max._config import named_cache_dir
+from max._host.private_folder import private_folder
+from max._host.process_caches import process_cache
+
 __all__ = [
     "QUANTIZED_FOLDER",
     "CacheFolder",
+    "cache_dir",
     "cache_folders",
     "clear_folder",
     "left_behind",
@@ -30,6 +35,21 @@ _WRITES_WITHIN_S = 10.0
 """A process writes to its file at least this often: a process of another container has a number that says nothing."""
 _LONGEST_WRITE_S = 3600.0
 """An older file is left behind, whatever process has its number now."""
+
+
+_private_folders: dict[Path, Path] = process_cache({})
+
+
+def cache_dir() -> Path:
+    """The folder of all caches: ``MAX_CACHE_DIR``, else ``supremum`` in the user's cache folder.
+
+    If other users may write to it, it is a temporary folder of this process, as the caches hold code.
+    """
+    folder = named_cache_dir()
+    private = _private_folders.get(folder)
+    if private is None:
+        private = _private_folders[folder] = private_folder(folder)
+    return private
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max._dataclass import dataclass
-from max._process import cached_results
+from max._host.process_caches import cached_results
 
 NO_VALUE = 0  # values[0] is 0: a slot (NO_VALUE, c) is the constant c
 

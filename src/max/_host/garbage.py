@@ -11,7 +11,7 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from max._reentry import reentrant_lock
+from max._host.reentry import reentrant_lock
 
 __all__ = ["MOST_NEW", "rare_collections"]
 

@@ -1,34 +1,22 @@
-"""All code of the engine that depends on the operating system or the processor family, with two exceptions: the usable
-CPUs and memory (`max._host`), and the detection of CPU features (`max.kernel.targets.host`).
+"""What native code needs of the operating system and the processor family. `max._host` has what all layers need of
+them, `max.kernel.targets.host` the features of the CPU.
 
-This module provides blocks of memory, the LLVM code model for the platform's linker, the permission for AMX, and the
-primitives of native code (pause, yield, park, wake, clock) as LLVM IR, with the addresses of the functions that they
-call.
+This module provides the LLVM code model for the platform's linker, the permission for AMX, and the primitives of native
+code (pause, yield, park, wake, clock) as LLVM IR, with the addresses of the functions that they call.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
-import mmap
-import os
 import platform as _host
 import sys
-import threading
-from pathlib import Path
-
-import numpy as np
 
 from max._abi import PARKING_BYTES
 from max._config import flags
 from max._dataclass import dataclass
-from max._host import LINUX, WINDOWS, usable_cpus
-from max._process import cached_results
+from max._host.machine import LINUX, WINDOWS, libc, usable_cpus
+from max._host.process_caches import cached_results
 
-logger = logging.getLogger("max.runtime")
-
-CACHE_LINE = 64
-HUGE_PAGE = 2 << 20
 _ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 MACHINE = _ARCHITECTURES.get(_host.machine().lower(), _host.machine().lower())
 
@@ -36,166 +24,11 @@ MACHINE = _ARCHITECTURES.get(_host.machine().lower(), _host.machine().lower())
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _ARCH_PRCTL_X86_64 = 158
 _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
-_MADV_HUGEPAGE = 14
 
 
 def default_num_threads() -> int:
     """``MAX_NUM_THREADS``, or one worker per usable core."""
     return flags.MAX_NUM_THREADS or usable_cpus()
-
-
-# Memory ------------------------------------------------------------------------------------------
-
-
-def release_free_memory() -> None:
-    """Returns free memory of the C library's heap to the system, where the library supports it."""
-    if LINUX and (trim := getattr(_libc(), "malloc_trim", None)) is not None:
-        trim(0)
-
-
-@cached_results()
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def advise_huge_pages(address: int, num_bytes: int) -> bool:
-    """Requests huge pages for the whole huge pages of a range; returns whether the system accepts."""
-    start = -(-address // HUGE_PAGE) * HUGE_PAGE
-    stop = (address + num_bytes) // HUGE_PAGE * HUGE_PAGE
-    if not LINUX or stop <= start:
-        return False
-    madvise = _libc().madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return madvise(start, stop - start, _MADV_HUGEPAGE) == 0
-
-
-def allocate(num_bytes: int, alignment: int = CACHE_LINE) -> np.ndarray:
-    """An uninitialized, aligned array of bytes.
-
-    Args:
-        num_bytes: The size; 0 gives an empty array.
-        alignment: Of the first element; a power of two.
-
-    Returns:
-        A one-dimensional ``uint8`` array; huge pages are requested for arrays that contain one.
-    """
-    # room to begin at the next aligned address
-    whole = np.empty(num_bytes + alignment, np.uint8)
-    start = -whole.ctypes.data % alignment
-    block = whole[start : start + num_bytes]
-    if num_bytes >= 2 * HUGE_PAGE:
-        advise_huge_pages(block.ctypes.data, num_bytes)
-    return block
-
-
-def discard(block: np.ndarray) -> bool:
-    """Returns the whole pages of a block of private memory to the system; they read as 0 afterwards.
-
-    Args:
-        block: A contiguous array, whose elements are not needed any more.
-
-    Returns:
-        Whether the system took the pages; it does on Linux.
-    """
-    return _do_not_need(block.ctypes.data, block.nbytes)
-
-
-def _do_not_need(address: int, num_bytes: int) -> bool:
-    """Releases the whole pages in a range; returns whether the system accepts."""
-    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if not LINUX or stop <= start:
-        return False
-    madvise = _libc().madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return madvise(start, stop - start, mmap.MADV_DONTNEED) == 0
-
-
-def name_thread(name: str) -> None:
-    """Names the calling thread, as `top -H` and debuggers show it; does nothing on other systems than Linux.
-
-    Args:
-        name: The name, of which the first 15 bytes count.
-    """
-    if not LINUX:
-        return
-    try:
-        task = os.open(f"/proc/self/task/{threading.get_native_id()}/comm", os.O_WRONLY)
-    except OSError:  # without /proc
-        return
-    try:
-        os.write(task, name.encode()[:15])
-    except OSError:
-        pass
-    finally:
-        os.close(task)
-
-
-@cached_results()
-def boot_id() -> str | None:
-    """An identifier of the current boot of the machine; None on other systems than Linux."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() if LINUX else None
-    except OSError:
-        return None
-
-
-class MappedFiles:
-    """The read-only file mappings of this process; none on other systems than Linux."""
-
-    def __init__(self) -> None:
-        self._ranges: list[tuple[int, int]] = []
-        self._files: list[tuple[int, int, int, str]] = []
-        if not LINUX:
-            return
-        # a line is: start-stop perms offset device inode path. Read-only pages never change: they can be read again
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            span, perms, offset, _, inode, *path = line.split(None, 5)
-            # anonymous mappings have inode 0
-            if inode != "0" and "w" not in perms and "x" not in perms:
-                start, stop = (int(end, 16) for end in span.split("-"))
-                self._files.append((start, stop, int(offset, 16), "".join(path)))
-                # neighboring mappings are given back as one range
-                if self._ranges and self._ranges[-1][1] == start:
-                    start = self._ranges.pop()[0]
-                self._ranges.append((start, stop))
-
-    def identity(self, address: int, num_bytes: int) -> str | None:
-        """Identifies bytes of a mapped file by the file's size and times, and their offset: changes when the file does.
-
-        Args:
-            address: The start of the range.
-            num_bytes: The size of the range.
-
-        Returns:
-            The text; None if the bytes are not in one mapping of a file that still has its name.
-        """
-        for start, stop, offset, path in self._files:
-            if start <= address and address + num_bytes <= stop:
-                try:
-                    stat = os.stat(path)
-                except OSError:
-                    return None
-                times = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-                return f"{stat.st_dev} {stat.st_ino} {times} {offset + address - start} {num_bytes}"
-        return None
-
-    def give_back(self, address: int, num_bytes: int) -> bool:
-        """Releases the whole pages of a range of a mapped file; the system reads them again on the next access.
-
-        Args:
-            address: The start of the range.
-            num_bytes: The size of the range.
-
-        Returns:
-            Whether the system released the pages.
-        """
-        # the pages at both ends may belong to other mappings
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (address + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if not any(low <= start and stop <= high for low, high in self._ranges):
-            return False
-        return _do_not_need(start, stop - start)
 
 
 # LLVM --------------------------------------------------------------------------------------------
@@ -229,7 +62,7 @@ def request_amx() -> bool:
     """
     if not LINUX or MACHINE != "x86_64":
         return False
-    syscall = _libc().syscall
+    syscall = libc().syscall
     syscall.restype = ctypes.c_long
     granted = syscall(
         ctypes.c_long(_ARCH_PRCTL_X86_64),
@@ -461,7 +294,7 @@ def _symbols(mode: str) -> dict[str, int]:
     libraries = {name: library for library, names in _FUNCTIONS[mode].items() for name in names}
     addresses: dict[str, int] = {}
     for name, library in libraries.items():
-        handle = ctypes.CDLL(library) if library else _libc()
+        handle = ctypes.CDLL(library) if library else libc()
         address = ctypes.cast(getattr(handle, name), ctypes.c_void_p).value
         if address is None:
             raise OSError(f"the system library has no function {name}")
@@ -487,10 +320,10 @@ def init_parking(address: int, mode: str) -> None:
     """Initializes the mutex and the condition variable of the portable parking."""
     if mode != "pthread":
         return
-    libc = _libc()
+    library = libc()
     for function, offset in (
-        (libc.pthread_mutex_init, MUTEX_OFFSET),
-        (libc.pthread_cond_init, CONDITION_OFFSET),
+        (library.pthread_mutex_init, MUTEX_OFFSET),
+        (library.pthread_cond_init, CONDITION_OFFSET),
     ):
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         if error := function(address + offset, None):

@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from max._cache_folders import QUANTIZED_FOLDER, remove_left_behind
-from max._config import cache_dir, flags
+from max._config import flags
 from max._dataclass import dataclass
-from max._private_folder import is_private, make_private
-from max._process import cached_results, process_cache
-from max._reentry import reentrant_lock
+from max._host.cache_folders import QUANTIZED_FOLDER, cache_dir, remove_left_behind
+from max._host.private_folder import is_private, make_private
+from max._host.process_caches import cached_results, process_cache
+from max._host.reentry import reentrant_lock
 
 logger = logging.getLogger("max.runtime")
 

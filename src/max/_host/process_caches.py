@@ -15,9 +15,12 @@ What may be found only once, or lives elsewhere, is no cache: tables of ops and 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, MutableMapping, MutableSet
+from collections.abc import Callable, Generator, MutableMapping, MutableSet
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper as CachedFunction  # pyright: ignore[reportPrivateUsage]
 
 __all__ = ["cached_results", "fresh_caches", "process_cache"]
 
@@ -25,7 +28,7 @@ Cache = TypeVar("Cache", bound="MutableMapping[Any, Any] | MutableSet[Any]")
 Result = TypeVar("Result")
 
 _caches: list[MutableMapping[Any, Any] | MutableSet[Any]] = []
-_functions: list[functools._lru_cache_wrapper[Any]] = []
+_functions: list[CachedFunction[Any]] = []
 
 
 def process_cache(cache: Cache) -> Cache:
@@ -36,14 +39,14 @@ def process_cache(cache: Cache) -> Cache:
 
 def cached_results(
     maxsize: int | None = None,
-) -> Callable[[Callable[..., Result]], functools._lru_cache_wrapper[Result]]:
+) -> Callable[[Callable[..., Result]], CachedFunction[Result]]:
     """Keeps the results of a function of a module, if they can be computed again.
 
     Args:
         maxsize: The number of results that are kept; None keeps all.
     """
 
-    def decorate(function: Callable[..., Result]) -> functools._lru_cache_wrapper[Result]:
+    def decorate(function: Callable[..., Result]) -> CachedFunction[Result]:
         cached = functools.lru_cache(maxsize)(function)
         _functions.append(cached)
         return cached
@@ -52,7 +55,7 @@ def cached_results(
 
 
 @contextmanager
-def fresh_caches() -> Iterator[None]:
+def fresh_caches() -> Generator[None]:
     """A ``with`` block in which all caches of the process begin empty; afterwards they are as before.
 
     Results of functions are computed again after the block. No other thread may use the engine meanwhile.

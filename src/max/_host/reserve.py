@@ -11,9 +11,9 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 
-from max._host import usable_cpus
-from max._runtime import platform
-from max._runtime.daemon_thread import DaemonThread
+from max._host import host_memory
+from max._host.machine import usable_cpus
+from max._host.threads import DaemonThread
 
 __all__ = ["LEAST_BYTES", "SPARE_BYTES", "STEP_BYTES", "Reserve"]
 
@@ -44,7 +44,7 @@ class Reserve:
             return
         try:
             # pages that are not touched cost nothing
-            self._block = platform.allocate(num_bytes + num_bytes // 8, platform.HUGE_PAGE)
+            self._block = host_memory.allocate(num_bytes + num_bytes // 8, host_memory.HUGE_PAGE)
             self._thread = DaemonThread(self._touch, num_bytes - SPARE_BYTES, name="max memory")
             self._thread.start()
         except (MemoryError, RuntimeError):  # `take` reports a lack of memory
@@ -73,9 +73,9 @@ class Reserve:
         block = self._block
         self.close()
         if block is None or block.size < num_bytes:
-            return platform.allocate(num_bytes)
+            return host_memory.allocate(num_bytes)
         if self.touched > num_bytes:
-            platform.discard(block[num_bytes:])
+            host_memory.discard(block[num_bytes:])
         return block[:num_bytes]
 
     def close(self) -> None:
