@@ -5,6 +5,7 @@ memory.
 from __future__ import annotations
 
 import math
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,16 @@ import pytest
 import tokenizers
 from tokenizers import Tokenizer
 
-from benchmarks import blocks, generation, imported, imported_models, matmul, phases, runner
+from benchmarks import (
+    blocks,
+    generation,
+    imported,
+    imported_models,
+    matmul,
+    phases,
+    routing,
+    runner,
+)
 from benchmarks.__main__ import (
     SECTIONS,
     beside,
@@ -33,6 +43,7 @@ from benchmarks.runner import Samples, ratio
 from benchmarks.serving import Prompts
 from benchmarks.summary import Highlight, figure, replaced, row_of
 from max.dtype.blocks import BLOCK_FORMATS
+from max.pipelines.scheduler.simulation import Arrival, Timeline, TokenRanges
 
 HEAD = ["| dtype | M | ours | ratio |", "|---|---|---|---|"]
 
@@ -284,3 +295,31 @@ def test_each_imported_model_is_written_by_something() -> None:
     written = {**imported_models.NETWORKS, **imported_models.FILES}
     assert set(imported.BATCHES) == set(written)
     assert set(imported.WITHOUT_TORCH) == set(imported_models.FILES)
+
+
+def test_the_requests_of_rising_rates() -> None:
+    """As of llm-d's template: 150 groups of five prompts again and again, each rate after the answers of the last."""
+    stages = routing.ladder_stages(random.Random(3))
+    assert [len(stage) for stage in stages] == [rate * s for rate, s in routing.LADDER]
+    arrivals = [each.arrival for stage in stages for each in stage]
+    prompts = [(each.prompt[0], each.prompt[-1]) for each in arrivals]
+    assert (
+        len(set(prompts)) == len(set(prompts[:750])) == 750 and prompts[:750] == prompts[750:1500]
+    )
+    assert len({first for first, _ in prompts}) == 150
+    assert {(len(each.prompt), each.output_tokens) for each in arrivals} == {(7200, 1000)}
+    for (rate, seconds), stage, later in zip(routing.LADDER, stages, stages[1:], strict=False):
+        times = [each.arrival.time for each in stage]
+        assert times == sorted(times) and 0.5 < (times[-1] - times[0]) / seconds < 1.6, rate
+        assert later[0].arrival.time > times[-1] + 1000
+
+
+def test_the_numbers_of_a_rate() -> None:
+    stage = [
+        Timeline(Arrival(10.0 + n, TokenRanges((range(3),)), 2), [11.0 + 2 * n, 14.0 + 2 * n])
+        for n in range(4)
+    ]
+    # 8 tokens from 10 to 20 s; first tokens after 1, 2, 3 and 4 s
+    assert routing.stage_numbers(stage) == {
+        "output tokens/s": 0.8, "ttft p50 ms": 3000.0, "ttft p90 ms": 4000.0,
+    }  # fmt: skip
