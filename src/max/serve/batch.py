@@ -160,6 +160,7 @@ async def run_requests(
     Raises:
         BatchStoppedError: No engine runs any more.
     """
+    # one iterator for all tasks
     waiting = iter(requests)
     failed = 0
 
@@ -168,6 +169,7 @@ async def run_requests(
         # each takes the next one: a task for every request of a large file would need much memory
         for request in waiting:
             status, request_id, body = await call(app, request.url, request.body)
+            # its answer is no answer of the model: a later run tries the request again
             if status != 200 and is_stopped():
                 raise BatchStoppedError(json.dumps(body, ensure_ascii=False))
             failed += status != 200

@@ -121,6 +121,7 @@ def model_not_found(name: str, names: list[str]) -> ApiError:
         name: The requested model.
         names: The models' names.
     """
+    # the comparison of long names takes long
     near = near_names(name, names) if len(name) <= 200 else ""
     models = ", ".join(map(repr, names[:20])) + (", …" if len(names) > 20 else "")
     return ApiError(

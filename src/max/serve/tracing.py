@@ -91,6 +91,7 @@ class Tracing:
                 'Install it with: pip install "supremum[otel]", or set no endpoint.',
             ) from error
         resource = Resource.create({"service.version": __version__})
+        # unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES give a name
         if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
             resource = resource.merge(Resource({"service.name": "max-serve"}))
         # no handler at the exit of the process, as it could wait for ever: close() has a time limit

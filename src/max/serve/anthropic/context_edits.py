@@ -51,6 +51,7 @@ _UNITS = {
     THINKING: {"keep": ("thinking_turns", "all")},
 }
 """The limits of each edit, and what they may count."""
+# the defaults of Anthropic's API
 _TRIGGER, _KEPT_USES, _KEPT_TURNS = Limit(type="input_tokens", value=100_000), 3, 1
 
 
@@ -110,6 +111,7 @@ async def edit_messages(
             if edit.type == TOOL_USES
             else _without_thoughts(messages, edit)
         )
+        # of the conversation as earlier edits have left it
         uses = sum(block["type"] == "tool_use" for block in _blocks(messages))
         trigger = edit.trigger or _TRIGGER
         by_tokens = edit.type == TOOL_USES and trigger.type == "input_tokens"
@@ -117,6 +119,7 @@ async def edit_messages(
             edit.type == TOOL_USES and trigger.type == "tool_uses" and uses <= trigger.value
         ):
             continue
+        # only where something would go: counting renders and encodes the whole conversation
         tokens = await count(messages)
         if by_tokens and tokens <= trigger.value:
             continue
@@ -142,6 +145,7 @@ def _without_results(messages: Sequence[Message], edit: ContextEdit) -> tuple[li
     results = [b.get("tool_use_id") for b in _blocks(messages) if b["type"] == "tool_result"]
     kept = edit.keep.value if isinstance(edit.keep, Limit) else _KEPT_USES
     excluded = set(edit.exclude_tools or ())
+    # results in the order of the conversation, so the last ones stay
     old = {
         each for each in results[: max(len(results) - kept, 0)] if names.get(each) not in excluded
     }
@@ -149,6 +153,7 @@ def _without_results(messages: Sequence[Message], edit: ContextEdit) -> tuple[li
 
     def new_block(block: Any) -> Any:
         if block["type"] == "tool_result" and block.get("tool_use_id") in old:
+            # the text is no error, whatever the result was
             return {k: v for k, v in block.items() if k != "is_error"} | {"content": CLEARED}
         if block["type"] == "tool_use" and block.get("id") in old:
             if inputs is True or (isinstance(inputs, list) and block.get("name") in inputs):

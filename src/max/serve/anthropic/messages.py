@@ -148,6 +148,7 @@ async def count_tokens(body: CountBody, request: Request) -> Response:
 
 async def _prompt_tokens(body: CountBody, model: ServedModel) -> int:
     """The tokens of the prompt of a request."""
+    # the prompt shows tools only where they may be called, as in `prepare`
     none = choice_of(body).kind is ChoiceKind.NONE
     tools = () if none else tools_of(body)
     plain = await by_size(messages_of, body)
@@ -212,6 +213,7 @@ async def _job(body: MessagesBody, model: ServedModel) -> ChatJob:
     if any(not stop for stop in stops):
         raise ApiError("a stop sequence is empty", param="stop_sequences")
     form = body.output_config.format if body.output_config else None
+    # the older field with the same meaning
     form = form or body.output_format
     grammar = None
     if form is not None:
@@ -241,6 +243,7 @@ def _reasoning_tokens(body: MessagesBody, model: ServedModel) -> int | None:
     if thinking is None or thinking.type == "disabled" or thinking.budget_tokens is None:
         return None
     limit = thinking.budget_tokens
+    # reasoning is part of max_tokens, and an answer has to follow it
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < body.max_tokens:
         raise ApiError(
             f"thinking.budget_tokens is {short_text(limit)}; it must be a number of tokens from 1 to less than "
@@ -335,6 +338,7 @@ def _stream(
     def begin() -> bytes:
         usage = {**_input_usage(job), "output_tokens": 0}
         message = {**head, "content": [], "stop_reason": None, "stop_sequence": None}
+        # clients take the model, the prompt's tokens and the begin of their clock from it
         return _event("message_start", message={**message, "usage": usage}) + _ping()
 
     def end(last: AnswerDelta) -> bytes:

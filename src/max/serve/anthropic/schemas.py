@@ -57,6 +57,7 @@ class ThinkingBody(StrictBody):
     """Whether an answer begins with reasoning, and whether the client gets its text."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    # checked where max_tokens is known, with an error that names it
     budget_tokens: Any = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -182,6 +183,7 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                     # stands for all that comes before it; without a summary it changes nothing
                     if isinstance(summary := block.get("content"), str) and summary:
                         texts, thoughts, calls = [], [], []
+                        # instructions are not part of what was summarized
                         plain = [each for each in plain if each["role"] == "system"]
                         plain.append({"role": "user", "content": SUMMARY + summary})
                 case "tool_use":
@@ -205,6 +207,7 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
                         f"{where} has a block of type {short_text(other)}; the model takes text",
                         param=where,
                     )
+        # a message of results only has gone into messages of their own
         if texts or calls or any(thoughts):
             converted: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
             if any(thoughts):
@@ -215,6 +218,7 @@ def messages_of(body: CountBody) -> list[dict[str, Any]]:
 
 def _error_text(text: str) -> str:
     """The result of a tool that failed: chat templates have no other place to say so."""
+    # clients may write such a begin themselves
     if text.lstrip(" \n<").lower().startswith(("error", "tool_use_error")):
         return text
     return f"Error: {text or 'the tool failed'}"

@@ -41,6 +41,7 @@ def channel_marks(render: Render, use: TemplateUse) -> Channels | None:
         # some templates begin the reasoning in the prompt only
         return text[len(commonprefix((prompt, text))) :]
 
+    # before: what begins the reasoning; between: its end, a header, what begins the answer
     before, found, rest = after_prompt(thought).partition(_THOUGHT)
     between, answered, after = rest.partition(probe.ANSWER)
     if not found or not answered or len(between) > _LONGEST or len(before) > _LONGEST:
@@ -54,6 +55,7 @@ def channel_marks(render: Render, use: TemplateUse) -> Channels | None:
         # the prompt ends in the mark
         begin, end = _alike(prompt, between) or ("", between.strip())
         answer, answer_end = between.strip().removeprefix(end).strip(), ""
+        # the mark that ends the answer names the same words as the one that begins it
         pair = _alike(answer, after)
         answer_end = pair[1] if pair and answer else ""
         return Channels(_last_line(prompt) if not begin else begin, end, "", answer, answer_end)
@@ -67,6 +69,7 @@ def channel_marks(render: Render, use: TemplateUse) -> Channels | None:
 def _alike(before: str, after: str) -> tuple[str, str] | None:
     """The end of a text and the start of another that differ in marks only, such as ``<|open|>think<|sep|>``."""
     left, right = _TOKEN.findall(before.rstrip()), _TOKEN.findall(after.lstrip())
+    # the longest first: a shorter one would leave the start of the mark in the text
     for count in range(min(_MOST_TOKENS, len(left), len(right)), 1, -1):
         pairs = list(zip(left[-count:], right[:count], strict=True))
         words = [(one, other) for one, other in pairs if one.isalnum()]
@@ -76,6 +79,7 @@ def _alike(before: str, after: str) -> tuple[str, str] | None:
             and all(one == other for one, other in words)
             and differ
             and all(_MARK.fullmatch(one) and _MARK.fullmatch(other) for one, other in differ)
+            # beginning with a mark: words alone may be text
             and _MARK.fullmatch(left[-count])
         ):
             return "".join(left[-count:]), "".join(right[:count])
@@ -88,6 +92,7 @@ def _call_header(answer: str, call: str) -> str:
     differ = [at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]]
     if not differ or differ[0] >= len(left) or right[differ[0]] != probe.FIRST:
         return ""
+    # a header that differs in more than the tool is not that of a text
     if any(at < len(left) for at in differ[1:]):
         return ""
     return "".join([*left[: differ[0]], NAME, *left[differ[0] + 1 :]])

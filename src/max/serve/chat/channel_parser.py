@@ -43,6 +43,7 @@ class ChannelParser(BufferedParser):
             cut: Whether the answer was cut off.
         """
         parts = self._take(last=True)
+        # one or two characters are likelier text than a mark that was cut off
         partial = held_length(self._buffer, self._ends) if cut else 0
         text = self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)]
         if self._state == "reasoning":
@@ -67,6 +68,7 @@ class ChannelParser(BufferedParser):
         bare, channels = self._buffer.lstrip(), self._channels
         for mark, state in ((channels.begin, "reasoning"), (channels.answer, "text")):
             mark = mark.strip()
+            # space before a mark belongs to no message
             if mark and bare.startswith(mark):
                 self._buffer, self._state, self._first = bare[len(mark) :], state, True
                 return True
@@ -77,6 +79,7 @@ class ChannelParser(BufferedParser):
             return False
         if last and bare and self._may_begin(bare) and len(bare) > 2:
             return False  # the head was cut off
+        # no head that is known: all of it is text for the user
         self._state = "text"
         return bool(self._buffer)
 
@@ -92,6 +95,7 @@ class ChannelParser(BufferedParser):
 
     def _header(self) -> bool:
         """After a message: removes what stands before the next one."""
+        # models may leave out the header, whose absence changes nothing
         bare, header = self._buffer.lstrip(), self._channels.header.strip()
         if header and bare.startswith(header):
             bare = bare[len(header) :]

@@ -93,6 +93,7 @@ def prompt_text(
         ApiError: A role is unknown, or the template refuses the conversation.
     """
     model.check_text(_text_size(messages), "messages")
+    # templates write the tools into the prompt, so they have the same limit
     model.check_text(_text_size([tool.as_openai() for tool in tools]), "tools")
     plain = [_for_template(message, number, model) for number, message in enumerate(messages)]
     if tools and not model.template_use.describes_tools:
@@ -126,6 +127,7 @@ def _text_to_continue(
             param="messages",
         )
     if not content.strip():
+        # an empty message says nothing: the answer begins a turn of its own
         return model.apply_template(
             messages[:-1], tools, {**options, "add_generation_prompt": True}
         )
@@ -175,6 +177,7 @@ def _for_template(message: dict[str, Any], index: int, model: ServedModel) -> di
         plain["role"] = "system"
     if use.short_ids and isinstance(identifier := plain.get("tool_call_id"), str):
         plain["tool_call_id"] = short_id(identifier)
+    # they come back in the form that the template takes
     calls = plain.pop("tool_calls", None)
     if role == "assistant":
         plain |= _reasoning_for_template(plain, bool(calls), model.template)
@@ -231,6 +234,7 @@ def _call_for_template(
     taken = {
         **{name: value for name, value in call.items() if name != "custom"},
         "type": "function",
+        # older templates write the text of the arguments as it is, newer ones format the object
         "function": {**function, "arguments": function["arguments"] if use.text_arguments else arguments},
     }  # fmt: skip
     if use.short_ids and isinstance(identifier := call.get("id"), str):
@@ -242,6 +246,7 @@ def short_id(identifier: str) -> str:
     """The identifier of a call in nine letters and digits, as some templates want them."""
     if len(identifier) == 9 and identifier.isascii() and identifier.isalnum():
         return identifier
+    # the same for a call and its result, which name each other by it
     return sha256(identifier.encode(errors="replace")).hexdigest()[:9]
 
 

@@ -85,6 +85,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     Raises:
         ApiError: It does not fit the model.
     """
+    # of a created model: a Modelfile's system text, messages and stop texts
     recipe = model.recipe
     if recipe.system or recipe.messages or recipe.stops:
         conversation = replace_fields(
@@ -142,6 +143,7 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
         ),
         param="messages",
     )
+    # after the request is made, as both fields are the engine's only
     budget = reasoning_budget(model, conversation, thinks, bool(parsed_tools))
     if (grammar, budget) != (request.grammar, request.reasoning_budget):
         request = replace_fields(request, grammar=grammar, reasoning_budget=budget)
@@ -214,6 +216,7 @@ def _new_parser(
         return HarmonyParser()
     if conversation.grammar is None and tool_format.syntax == "functionary":
         return parser_of(tool_format, parsed_tools)
+    # reasoning and channels wrap the parser of calls: calls stand in the text after them
     parser: AnswerParser = parser_of(tool_format, parsed_tools) if parsed_tools else PlainParser()
     parses_reasoning = model.reasons and may_reason(conversation)
     if conversation.grammar is None and channels is not None:
@@ -234,6 +237,7 @@ def answer_opening(model: ServedModel, conversation: Conversation, thinks: bool)
     channels = model.channels
     if channels is None:
         return f"\n{model.reasoning_marks[1]}\n\n" if thinks else ""
+    # the template has begun reasoning, which a grammar does not have
     closed = channels.turn if thinks else ""
     # the grammar of calls that must come has its own header
     return closed + (
@@ -293,6 +297,7 @@ def reasoning_budget(
     def tokens(text: str) -> list[int]:
         return model.all_tokens(text, special=False)
 
+    # without a limit, but with a temperature of its own: the engine follows the marks for it
     most = UNLIMITED if limit is None else limit
     ends = tuple(tokens(closing))
     return ReasoningBudget(most, begin, end, begun, len(tokens(begin)), ends, temperature)

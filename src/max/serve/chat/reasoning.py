@@ -62,6 +62,7 @@ class ReasoningParser:
         parts: list[AnswerPart] = []
         if self._looking:
             bare = self._buffer.lstrip()
+            # an answer may begin with the mark, which has come in part
             if self._begin.startswith(bare) and bare != self._begin:
                 return parts
             self._looking = False
@@ -85,6 +86,7 @@ class ReasoningParser:
         self._buffer += "".join(self._space)
         self._space.clear()
         if self._inside:
+            # one or two characters are likelier text than a mark that was cut off
             partial = held_length(self._buffer, (self._end,)) if cut else 0
             self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])
         else:

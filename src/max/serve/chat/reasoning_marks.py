@@ -40,6 +40,7 @@ def derived_marks(render: Render) -> tuple[str, str] | None:
     parts = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": probe.ANSWER}]
     calls = probe.TemplateUse().message([(probe.FIRST, probe.ARGUMENTS)], probe.ANSWER)
     thought = dict.fromkeys(_FIELDS, _THOUGHT)
+    # templates write reasoning beside a text, beside calls only, or as a part of the content
     for message in ({**said, **thought}, {**calls, **thought}, {**said, "content": parts}):
         text = render_probe(render, [question, message], probe.TOOLS if message is calls else None)
         found = _marks_in(text or "")
@@ -55,10 +56,12 @@ def _marks_in(text: str) -> tuple[str, str] | None:
         return None
     if probe.ANSWER in after:
         after = after.partition(probe.ANSWER)[0]
+    # the last mark before: earlier ones begin the turn
     begins = [match.start() for match in _MARK.finditer(before)]
     ends = [word for word in words(after) if _MARK.fullmatch(word)]
     if not begins or not ends:
         return None
+    # with what follows the mark, such as a line break or a word
     begin = before[begins[-1] :].strip()
     if len(begin) > _LONGEST or not _NAMED.search(begin) or begin == ends[0]:
         return None

@@ -26,6 +26,7 @@ def check_replies(messages: Sequence[dict[str, Any]], field: str = "messages") -
         if message.get("role") == "tool":
             check.result(number, message.get("tool_call_id"))
             continue
+        # the results of a message's calls stand right after it
         check.none_open()
         calls = message.get("tool_calls")
         check.begin(number, calls if isinstance(calls, list) else ())
@@ -43,6 +44,7 @@ class _Check:
         self._field = field
         self._number = 0
         self._open: OrderedDict[str, None] = OrderedDict()
+        # calls without identifiers, as of Ollama's clients: any result without a known name is theirs
         self._nameless = 0
         self._answered: set[str] = set()
 
@@ -73,6 +75,7 @@ class _Check:
                 "tool_call_id",
             )
         elif self._open:
+            # a result without an identifier is that of the oldest open call
             self._open.popitem(last=False)
         else:
             raise self._error(

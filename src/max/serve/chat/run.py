@@ -72,6 +72,7 @@ class TextLogs:
         Args:
             delta: The parts.
         """
+        # parsers hold text back, so tokens may come before the part that has their text
         self._waiting += delta.logs
         if not delta.parts:
             return []

@@ -198,6 +198,7 @@ async def _finish_shielded(work: Coroutine[Any, Any, list[dict[str, Any]]]) -> l
         ApiError: Status 503: it cannot be finished.
     """
     try:
+        # a replacement that stops halfway would leave two replicas
         return await asyncio.shield(asyncio.ensure_future(work))
     except OSError as error:
         raise ApiError(str(error), status=503) from error

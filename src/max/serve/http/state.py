@@ -111,6 +111,7 @@ class ServerState:
     routers: Routers | None = None
 
     def __post_init__(self) -> None:
+        # at least one body of the greatest size has to be open
         limit = getattr(self.settings, "max_open_request_bytes", 0)
         most = max(limit, getattr(self.settings, "max_request_bytes", 0))
         self.bodies = OpenBodies(

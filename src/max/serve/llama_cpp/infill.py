@@ -64,6 +64,7 @@ class InfillBody(LlamaSamplingFields):
 
     def sampling_input(self) -> SamplingParamsInput:
         """The sampling parameters that are set."""
+        # -1: no limit
         sampling = self.sampling_with(self.n_predict)
         # 0 is llama.cpp's word for all tokens
         if sampling.top_k == 0:
@@ -100,6 +101,7 @@ async def infill(body: InfillBody, request: Request) -> Response:
         param="input_prefix",
     )
     stops = tuple(stop for stop in body.stop if stop)
+    # models end an infill with tokens that end no other answer
     sequence = TextSequence(generation.ending_with(prompts.end_tokens), stops)
     if body.stream:
         return await event_stream(request, _stream(model, sequence, state), error_event)

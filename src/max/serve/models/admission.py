@@ -70,6 +70,7 @@ class Admission:
         Raises:
             ApiError: Status 429: too many requests wait; with a ``Retry-After``.
         """
+        # all choices of a request at once: half of them would wait for places that it holds itself
         if not self.tally.add(count, self.running + self.max_queue):
             raise _limit_error(
                 f"{self.waiting} requests wait, and at most {self.max_queue} may",
@@ -120,6 +121,7 @@ class KeyLimits:
         """
         if self._max_open is None and self._per_minute is None:
             return _NOTHING
+        # check and count are one step for all processes of the server
         with self._counts.hold_lock():
             held = self._counts.open(client)
             if self._max_open is not None and held >= self._max_open:

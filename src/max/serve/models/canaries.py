@@ -32,8 +32,10 @@ class Canary:
         """
         key = request.request_id
         if self.by == "key":
+            # all clients of a tenant see the same model
             key = request.tenant or request.client
         # the name: a client that one model's canary takes is not taken by every canary
         data = f"{model}\0{key}".encode("utf-8", "surrogatepass")
+        # a digest, and not Python's hash, which differs in each process
         drawn = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
         return drawn < self.share * 2**64

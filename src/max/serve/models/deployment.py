@@ -72,6 +72,7 @@ class Deployment:
             )
         ]
         try:
+            # the first failure ends the server, and with it the other loads
             return await asyncio.gather(*loads)
         except BaseException:
             for load in loads:
@@ -102,6 +103,7 @@ class Deployment:
             return worker
 
         numbers = {"replicas": model.replicas, "max_replicas": model.max_replicas}
+        # the options of the command name one model; each has numbers of its own
         own = replace(settings, served_model_name=model.name, **numbers)
         try:
             return await load_model(

@@ -49,6 +49,7 @@ async def load_model(
         RuntimeError: It cannot be loaded.
     """
     if shares is None:
+        # machines of a cluster are not shared; replicas on this one divide its cores and memory
         shares = [worker_settings] * settings.replicas
         if settings.ray is None:
             shares = replica_settings(worker_settings, settings.replicas)
@@ -64,6 +65,7 @@ async def load_model(
         number=known[0].number,
     )
     try:
+        # the first one has started already, so the others load beside it
         for each, start in list(zip(known, starts, strict=True))[1:]:
             started = await start_in_thread(partial(start_known, each, start, adopt))
             engine.add_replica(start, started, each.number)
@@ -74,6 +76,7 @@ async def load_model(
         # the worker loads the weights meanwhile
         model = await model_of(name, settings, worker_settings.config, engine)
         if last is not None and last.engines:
+            # after the model is made, which begins with those of its options
             model.adapters = dict(last.adapters)
         if settings.check_answers_s and not engine.is_single and not model.encodes:
             checks = AnswerChecks(engine, model.vocabulary_size, settings.check_answers_s)
@@ -119,6 +122,7 @@ async def model_of(
         settings.answers,
     )
     model.encodes = task is PipelineTask.EMBEDDINGS_GENERATION
+    # before the wait, which lasts longer
     await asyncio.to_thread(model.warm_up)
     ready = await engine.wait_ready()
     model.admission.running = ready.max_batch_size

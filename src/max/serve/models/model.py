@@ -127,6 +127,7 @@ class ServedModel:
             )  # fmt: skip
 
         def fewest() -> object:
+            # the longest token of the vocabulary, which the first long text looks for
             delegate = self.tokenizer.delegate
             return isinstance(delegate, HFTokenizer) and delegate.fewest_tokens("a " * 4096)
 
@@ -185,6 +186,7 @@ class ServedModel:
         """How it calls tools: by the server's option, else by its architecture, else by its template."""
         if self.tool_parser not in (None, "none"):
             return FORMATS[ALIASES.get(self.tool_parser, self.tool_parser)]
+        # architectures of programs that use this package may name one, or choose by the model's files
         declared = registry.PIPELINE_REGISTRY.architecture_of(self.config).tool_parser
         if callable(declared):
             declared = declared(self.config.model_config.huggingface_model_repo)
@@ -211,6 +213,7 @@ class ServedModel:
             return self.tokenizer.apply_chat_template(messages, tools, options)
 
         eos, special = self.tokenizer.eos_token_ids, self.special_token_ids
+        # what ends an answer is no part of the format of calls
         ends = [text for text, number in special.items() if number in eos]
         return tools_of_template(render, self.template, ends)
 
@@ -400,6 +403,7 @@ class ServedModel:
             # most requests have one of a few sets of values, besides their seeds
             values = _sampling_values(fields)
             if (known := self._sampling.get(values)) is None:
+                # any seed: the drawn one or the client's takes its place below
                 plain = replace(fields, seed=0)
                 known = SamplingParams.from_input_and_generation_config(plain, defaults)
                 if len(self._sampling) >= _MOST_SAMPLINGS:
@@ -458,6 +462,7 @@ class ServedModel:
                 "adapter": current.adapter,
                 "adapter_scale": current.adapter_scale,
             }
+            # an architecture that checks contexts gets a whole one; others skip an object that nobody needs
             if self.tokenizer.validates_contexts:
                 context = await self.tokenizer.new_context(request)
                 return replace_fields(GenerationRequest.of(context), **values)

@@ -152,6 +152,7 @@ class ModelPool:
         for entry in self._entries.values():
             if entry.model is not None and name in entry.model.adapters:
                 return entry
+        # last, as it searches the disk: other spellings of a name
         meant = await asyncio.to_thread(self._alias, name)
         if meant in self._entries:
             return self._entries[meant]
@@ -180,6 +181,7 @@ class ModelPool:
             EngineUnavailableError: The server shuts down.
         """
         entry = await (self._default() if name is None else self.find(name))
+        # before it counts as used: the canary is what is used
         entry = self._variant(entry)
         if keep_alive is not None:
             entry.keep_alive = keep_alive
@@ -275,6 +277,7 @@ class ModelPool:
             if entry.loading is not None:
                 entry.loading.cancel()
         pending = [entry.loading for entry in self._entries.values() if entry.loading is not None]
+        # loads first: one that ends now adds a model that is closed below
         await asyncio.gather(*pending, *self._stopping(), return_exceptions=True)
         await asyncio.gather(
             *(m.engine.close(finish=False, timeout=_stop_s(m, 2.0)) for m in self.loaded_models()),
@@ -310,6 +313,7 @@ class ModelPool:
         async with self._files:
             catalog = await asyncio.to_thread(self._catalog)
             for name, stored in catalog.items():
+                # entries stay the same objects, as requests hold them
                 self._entries.setdefault(name, PoolEntry(name, stored)).stored_model = stored
             for name in [name for name in self._entries if name not in catalog]:
                 entry = self._entries[name]
@@ -321,6 +325,7 @@ class ModelPool:
             # if its engine has stopped, it cannot be started again: requests get that error from it
             assert entry.model is not None
             return entry.model
+        # again and again: it may be unloaded between the load and this task's turn
         while entry.status is not ModelStatus.LOADED or entry.model is None:
             if self._closed:
                 raise EngineUnavailableError("the server shuts down")
@@ -342,6 +347,7 @@ class ModelPool:
         try:
             stored = entry.stored_model
             assert stored is not None
+            # one at a time, as each looks at the memory that is free
             async with self._one_load:
                 if entry.model is not None:  # a model whose engine has stopped
                     await self._unload(entry)
@@ -376,6 +382,7 @@ class ModelPool:
         Returns:
             Whether it fits; False: all clients have disconnected before its turn.
         """
+        # nobody waits for it any more: its clients have left
         while entry.users:
             if self._fits(size):
                 return True

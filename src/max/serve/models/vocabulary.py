@@ -69,6 +69,8 @@ class Vocabulary:
             if all(character in table for character in piece):
                 return bytes(table[character] for character in piece)
             return piece.encode()
+        # SentencePiece: bytes that no token has stand as <0x0A>
         if match := _BYTE_TOKEN.fullmatch(piece):
             return bytes([int(match[1], 16)])
+        # U+2581 is SentencePiece's space
         return piece.replace("\u2581", " ").encode()

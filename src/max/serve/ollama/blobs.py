@@ -29,6 +29,7 @@ RESERVE = 1 << 30
 """The bytes of the disk that stay free."""
 _MOST_AT_ONCE = 4
 _WRITE = 1 << 20
+# each upload holds a thread while it writes
 _uploads = asyncio.Semaphore(_MOST_AT_ONCE)
 
 
@@ -104,6 +105,7 @@ async def _store_body(request: Request, path: Path) -> Response:
             async for block in request.stream():
                 waiting += block
                 size += len(block)
+                # bodies sent in chunks have no length
                 if size > free:
                     raise _no_space(path.parent)
                 if len(waiting) >= _WRITE:

@@ -72,6 +72,7 @@ async def create_model(request: Request) -> Response:
     """
     body, state, store = await read_order(request, CreateBody)
     order = _order(body, store)
+    # takes minutes, so its errors come as lines
     if order.quantize:
         folder = await _in_thread(lambda: _source_folder(order, store))
         lines = _quantized_lines(order, state, store, folder)
@@ -100,6 +101,7 @@ async def copy(request: Request) -> Response:
     body, state, store = await read_order(request, CopyBody)
     source, name = name_of(body.source), name_of(body.destination)
     place = await _in_thread(lambda: copy_model(store, name, store.find(source)))
+    # as in `_lines`: the name is free when `place` runs
     await state.pool.delete(name, place)
     return Response(status_code=200)
 
@@ -130,6 +132,7 @@ def _order(body: CreateBody, store: ModelStore) -> _Order:
     """
     name = name_of(body.model or body.name)
     if body.quantize:
+        # raises before anything is written
         quantizing.type_of(body.quantize)
     if (body.from_ is None) == (not body.files):
         raise ApiError(

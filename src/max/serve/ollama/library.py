@@ -132,6 +132,7 @@ def name_of(name: str | None) -> str:
     if not name:
         raise ApiError("model is missing", param="model")
     try:
+        # Ollama's clients add the tag of names without one
         return checked_name(name.removesuffix(":latest"))
     except UserError as error:
         raise ApiError(f"invalid model name: {error}", param="model") from error
@@ -147,6 +148,7 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
     if await asyncio.to_thread(_is_stored, name, store):
         yield json_line({"status": "success"})
         return
+    # outside of the lock, as it asks the hub only
     source = await asyncio.wrap_future(_PULL_THREADS.submit(_hub_source, name))
     progress: dict[str, tuple[int, int | None]] = {}
     left = threading.Event()
@@ -166,10 +168,12 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
             try:
                 while not task.done():
                     await asyncio.wait([task], timeout=_REPORT_S)
+                    # a copy: the thread adds to it meanwhile
                     for file, (at, size) in list(progress.items()):
                         digest = f"sha256:{sums.get(file) or file}"
                         line = {"status": f"pulling {file}", "digest": digest, "completed": at}
                         yield json_line(line if size is None else {**line, "total": size})
+                        # a file that is complete is reported once
                         if at == size:
                             del progress[file]
                 task.result()
@@ -178,6 +182,7 @@ async def _pull_lines(name: str, store: ModelStore) -> AsyncGenerator[bytes, Non
                 pulling.cancel()  # if no thread has started it
                 # the thread ends after its current block; the partial file stays for the next pull
                 await asyncio.wait({task})
+                # read, so that asyncio does not log an error that nobody awaited
                 if not task.cancelled():
                     task.exception()
     yield json_line({"status": "verifying sha256 digest"})

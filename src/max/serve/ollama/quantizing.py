@@ -80,6 +80,7 @@ async def quantized_file(folder: Path, path: Path, asked: str) -> AsyncGenerator
         )
     async with _at_work:
         yield json_line({"status": f"quantizing model to {asked}"})
+        # a process: quantizing occupies Python's lock and the cores, and can be killed
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "max.pipelines.gguf.export_process", str(folder), str(path), type_of(asked)),

@@ -501,6 +501,7 @@ def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
         raise ApiError("images are not supported: the model takes text", param=f"messages.{index}")
     if thought := message.pop("thinking", None):
         message["reasoning_content"] = thought
+    # chat templates know the name of a result's tool by the field of OpenAI's messages
     if (name := message.pop("tool_name", None)) is not None:
         message["name"] = name
     return message

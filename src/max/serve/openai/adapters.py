@@ -70,6 +70,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request) -> Response:
         name, path = named_path(f"{body.lora_name}={body.lora_path}")
     except UserError as error:
         raise of_user_error(error, "lora_name") from error
+    # the field `model` of a request names either
     if name == model.name:
         raise ApiError(f"{name} is the name of the model", param="lora_name")
     try:
@@ -81,6 +82,7 @@ async def load_adapter(body: LoadAdapterBody, request: Request) -> Response:
         await model.engine.change_adapter(name, str(path))
     except UserError as error:
         raise of_user_error(error, "lora_path") from error
+    # last: from here on requests may name it
     model.adapters[name] = str(path)
     await _tell(state, model)
     return json_response({"success": True, "message": f"the adapter {name} is loaded"})

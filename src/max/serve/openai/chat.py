@@ -126,6 +126,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     if keep is not None:
         keep(whole)
     if body.prompt_logprobs is not None:
+        # all answers have one prompt
         tokens, vocabulary = job.sequences[0].request.tokens, job.model.vocabulary
         logs = answers[0].prompt_logs
         whole["prompt_logprobs"] = await in_body_thread(
@@ -147,6 +148,7 @@ def _whole(
     """A completion with all of its answers."""
     choices = [_choice(i, answer, body, job) for i, answer in enumerate(answers)]
     totals = usage(job.prompt_tokens, sum(answer.tokens for answer in answers))
+    # the head of a stream that is stored names its chunks
     whole = {**head, "object": "chat.completion", "choices": choices, "usage": totals}
     if body.return_token_ids:
         whole["prompt_token_ids"] = job.sequences[0].request.tokens
@@ -165,6 +167,7 @@ def _keeper(body: ChatCompletionRequest, state: ServerState) -> Callable[[dict[s
     Raises:
         ApiError: It cannot be stored.
     """
+    # each server process has a store of its own, and a connection may reach any of them
     if state.settings.routers > 1:
         raise ApiError(
             "store is true: a server with several --routers stores no chat completions; /v1/responses stores its own",
@@ -199,6 +202,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
         raise ApiError("modalities must be ['text']: answers are text", param="modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    # `max_tokens` is the older name of the same field
     limit = body.max_completion_tokens or body.max_tokens
     params = await by_size(sampling_of, body, model, limit, body.n or 1)
     options = _template_options(body, model)
@@ -258,6 +262,7 @@ def _template_options(body: ChatCompletionRequest, model: ServedModel) -> dict[s
         ApiError: One is a field of requests, which has no effect there.
     """
     options = dict(body.chat_template_kwargs or {})
+    # of any names: a misplaced field must not be ignored
     for name in options:
         misplaced = name in type(body).model_fields and name not in _OF_TEMPLATES
         if (misplaced and name not in model.template) or name in _RENDERING:
@@ -314,6 +319,7 @@ def _choice(
 def _reasoning(text: str, job: ChatJob) -> dict[str, Any]:
     """The fields with reasoning: DeepSeek's and that of MAX, as far as the server's options leave both."""
     wanted = job.model.answers.emit_reasoning_content
+    # None: both fields, as clients of either server read one of them
     names = {True: ("reasoning_content",), False: ("reasoning",)}
     return dict.fromkeys(names.get(wanted, ("reasoning_content", "reasoning")), text)  # type: ignore[arg-type]
 
@@ -332,6 +338,7 @@ def _delta(part: AnswerPart, job: ChatJob, custom: bool = False) -> dict[str, An
         case ReasoningPart(text):
             return _reasoning(text, job)
         case ToolCallPart(index, call_id, name):
+            # the first delta of a call has its name, those of arguments only its index
             call = _call(name, "", name in job.custom_tools)
             return {"tool_calls": [{"index": index, "id": call_id, **call}]}
         case ArgumentsPart(index, text):
@@ -346,6 +353,7 @@ async def _stream(
     state: ServerState,
     keep: Callable[[dict[str, Any]], None] | None,
 ) -> AsyncGenerator[bytes, None]:
+    # only a completion that is stored is held as a whole
     answers = [Answer() for _ in job.sequences] if keep is not None else []
     writer = _AnswerEvents(body, job, head)
     stream = stream_answers(job, state.settings.request_timeout_s, state.metrics)
@@ -379,6 +387,7 @@ class _AnswerEvents:
         """The events of new parts; only the first has the role, only the last the reason of the end."""
         choice, body = delta.choice, self._body
         begin = b""
+        # hidden reasoning still counts in the usage
         given = delta.parts
         if self._hides_reasoning:
             given = [part for part in given if not isinstance(part, ReasoningPart)]
@@ -401,6 +410,7 @@ class _AnswerEvents:
             parts = [self._part(choice, part) for part in given]
         if delta.finish_reason is not None:
             end = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop}
+            # the last chunk of a choice has an empty delta
             parts.append(self._event(choice, {}, **end))
         return begin + b"".join(parts)
 
@@ -419,6 +429,7 @@ class _AnswerEvents:
     def _part(self, choice: int, part: AnswerPart) -> bytes:
         """The event of a part; of texts, nearly all parts, only the text is encoded."""
         is_text = isinstance(part, (ContentPart, ReasoningPart))
+        # calls differ in more than a text, and counts differ in each chunk
         if not is_text or self._counts_each or self._body.return_token_ids:
             return self._event(choice, self._delta(choice, part))
         kind = type(part)
@@ -429,6 +440,7 @@ class _AnswerEvents:
         return encode_json(part.text).join(around)
 
     def _delta(self, choice: int, part: AnswerPart) -> dict[str, Any]:
+        # parts of arguments have no name, so the kind of their tool is noted
         if isinstance(part, ToolCallPart) and part.name in self._job.custom_tools:
             self._custom.add((choice, part.index))
         custom = isinstance(part, ArgumentsPart) and (choice, part.index) in self._custom

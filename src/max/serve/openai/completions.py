@@ -77,6 +77,7 @@ class CompletionRequest(SamplingFields, GrammarFields):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
+            # one prompt of tokens, not several prompts
             return [cast("list[int]", self.prompt)]
         return cast("list[str | list[int]]", self.prompt)
 
@@ -124,6 +125,7 @@ class _Plan:
     def usage(self) -> dict[str, Any]:
         """The numbers of tokens."""
         # choices of one prompt share its tuple
+        # by identity: equal prompts are read and counted one by one
         prompts = {id(choice.prompt): len(choice.prompt) for choice in self.choices}
         generated = 0 if self.drop_generated else sum(c.tokens for c in self.choices)
         return usage(sum(prompts.values()), generated)
@@ -142,6 +144,7 @@ class _Plan:
             return completion_logprobs(shown, top, vocabulary, offset)
         # nothing predicts the first token
         entries = [TokenLog(choice.prompt[0], float("nan"), (), -offset)]
+        # `completion_logprobs` adds the length of the prefix to all offsets
         at = len(vocabulary.text(choice.prompt[0])) - offset
         for token, log in zip(choice.prompt[1:], choice.prompt_logs, strict=False):
             entries.append(TokenLog(token, log.log_probability, log.top, at))
@@ -194,6 +197,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
             param="add_special_tokens",
         )
     count = body.n or 1
+    # answers are not ranked, so none can be left out
     if body.best_of not in (None, count):
         raise ApiError(
             f"best_of is {body.best_of}, and n is {count}; give equal ones", param="best_of"
@@ -210,6 +214,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
     limit = 1 if echo_alone else 16 if body.max_tokens is None else body.max_tokens
     params = await by_size(sampling_of, body, model, limit, count * len(body.prompts))
     grammar = await compiled_grammar(body)
+    # those of a Modelfile are replaced, not joined
     stops = body.stops or model.recipe.stops
     request_id = new_id("cmpl")
     sequences: list[TextSequence] = []
@@ -330,6 +335,7 @@ class _ChoiceEvents:
     def __init__(self, plan: _Plan) -> None:
         self._plan = plan
         self._begun: set[int] = set()
+        # a chunk is encoded once for each choice, and split where its text stands
         self._chunks = Chunks(plan.head, plan.body.wants_usage)
         self._plain = [
             self._chunks.around_hole(self._choice(number, HOLE, None, None, None))
@@ -352,6 +358,7 @@ class _ChoiceEvents:
         choice.prompt_logs = piece.prompt_logs or choice.prompt_logs
         first = index not in self._begun
         self._begun.add(index)
+        # an echo without an answer generates a token that is not shown
         text = "" if plan.drop_generated else piece.text
         text = choice.prefix + text if first else text
         plain = plan.body.logprobs is None and not (

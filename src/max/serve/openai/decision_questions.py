@@ -133,6 +133,7 @@ def form_of(question: Any, where: str) -> Form:
     # True and "true" are two options
     if len({(type(value), value) for value in values}) < len(values):
         raise ApiError(f"two options of {where} are equal", param=where)
+    # a boolean as JSON writes it
     names = [value if isinstance(value, str) else str(value).lower() for value in values]
     lines = [
         f"{letter}. {name}" + (f": {field.description}" if field.description else "")
@@ -176,6 +177,7 @@ class LabelTokens:
         Raises:
             ApiError: Two labels begin with the same token, so that the options cannot be told apart.
         """
+        # prompts of a template end alike, so the table stays small
         end = text[-_END:]
         labels = form.words or [
             label for label, _ in zip(_letters(), range(form.count), strict=False)

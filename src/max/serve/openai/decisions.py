@@ -153,10 +153,12 @@ async def _reads(body: DecisionsBody, model: ServedModel) -> tuple[list[_Read], 
     forms = [
         form_of(question, f"questions.{number}") for number, question in enumerate(body.questions)
     ]
+    # only the log-probabilities of the first token are used
     params = model.sampling_params(
         SamplingParamsInput(temperature=0.0, max_new_tokens=1, ignore_eos=True)
     )
     found = await in_body_thread(_prompts, body, model, forms)
+    # checked and built once; the others are copies with tokens of their own
     first = await model.engine_request(
         TextGenerationRequest(
             request_id=RequestID(new_id("dec")),
@@ -170,6 +172,7 @@ async def _reads(body: DecisionsBody, model: ServedModel) -> tuple[list[_Read], 
     reads: list[_Read] = []
     shared = _shared_length([tokens for tokens, _ in found])
     for number, (form, (tokens, labels)) in enumerate(zip(forms, found, strict=True)):
+        # the answer takes one token; 0: the model has no limit
         if len(tokens) >= model.max_length > 0:
             raise ApiError(
                 f"questions.{number} has {len(tokens)} tokens with the input, and the context holds "
@@ -200,6 +203,7 @@ def _prompts(
 ) -> list[tuple[list[int], list[int]]]:
     """The tokens of each prompt, and those of the labels of its options."""
     messages = messages_of(_plain_input(body.input))
+    # a label is the first token of an answer, so no reasoning may come before it
     options = {**thinking_options(False), **(body.chat_template_kwargs or {})}
     size, texts = 0, list[str]()
     for form in forms:

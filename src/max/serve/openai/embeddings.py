@@ -74,6 +74,7 @@ def inputs_of(
     """
     if isinstance(field, str):
         return [field]
+    # one text as tokens, not several texts
     if field and isinstance(field[0], int):
         return [tuple(field)]
     return [each if isinstance(each, str) else tuple(each) for each in field]
@@ -96,7 +97,7 @@ def shorten(vectors: Floats, dimensions: int | None) -> Floats:
             f"dimensions is {dimensions}; the model's vectors have {vectors.shape[1]}",
             param="dimensions",
         )
-    cut = vectors[:, :dimensions]
+    cut = vectors[:, :dimensions]  # [texts, dimensions]
     # a vector of zeros stays one
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.float32(1e-12))
 
@@ -175,6 +176,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     if body.return_documents:
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
+    # the query counts once, though each document is read together with it
     usage = {"total_tokens": await _tokens_of(model, [body.query, *documents])}
     head = {"id": new_id("rerank"), "model": model.name}
     return json_response({**head, "results": results, "usage": usage})

@@ -37,6 +37,7 @@ class StrictBody(BaseModel):
         # of objects within, with their place; messages stay dictionaries, whose further fields the template gets
         for field, value in self.__dict__.items():
             items = value if isinstance(value, list) else (value,)
+            # lists have items of one type, so the first one tells
             if items and isinstance(items[0], StrictBody):
                 for index, item in enumerate(items):
                     place = f"{field}.{index}" if items is value else field
@@ -168,6 +169,7 @@ class SamplingFields(StrictBody):
         """The stop texts."""
         if self.stop is None:
             return ()
+        # an empty text would end each answer before its first token
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if any(not stop for stop in stops):
             raise ApiError("a stop text is empty; give texts with a character", param="stop")
@@ -227,6 +229,7 @@ class SamplingFields(StrictBody):
             min_new_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             stop_token_ids=self.stop_token_ids,
+            # the engine's seeds have 64 bits without a sign, and clients send negative ones
             seed=None if self.seed is None else self.seed % 2**64,
             logit_bias=bias_of(self.logit_bias, model.vocabulary_size),
         )
@@ -275,6 +278,7 @@ def bias_of(field: dict[str, float] | None, vocabulary_size: int) -> dict[int, f
         )
     biases: dict[int, float] = {}
     for key, value in field.items():
+        # other keys, such as those with signs, count as beyond the vocabulary
         number = int(key) if _TOKEN_NUMBER.fullmatch(key) else vocabulary_size
         if number >= vocabulary_size:
             raise ApiError(

@@ -169,6 +169,7 @@ class _Reader:
             if match is None:
                 raise LarkError(f"{text[at : at + 20]!r} is no part of a grammar")
             kind, value, at = str(match.lastgroup), match.group(), match.end()
+            # marks within quotes are part of their text token
             nested += (value in ("(", "[")) - (value in (")", "]"))
             # lines end nothing in brackets
             if kind != "space" and not (kind == "line" and nested > 0):
@@ -219,6 +220,7 @@ class _Reader:
             module = self._next()[1]
             self._take(".")
             names = [self._next()[1]] if self._peek()[0] == "name" else self._names()
+            # one name may be renamed; several keep theirs
             new = self._next()[1] if self._take("->") else names[0]
             for each in names:
                 if module != "common" or each not in _COMMON:
@@ -243,6 +245,7 @@ class _Reader:
             self._take("-")
             self._next()
         self._expect(":")
+        # Lark's signs for the shape of its tree; the text is the same
         name = name.lstrip("!?")
         if name in self.rules:
             raise LarkError(f"there are two rules named {name}")
@@ -270,6 +273,7 @@ class _Reader:
         parts: list[_Part] = []
         while self._peek()[0] in ("name", "text", "pattern") or self._peek()[1] in ("(", "["):
             parts.append(self._repetition())
+        # an alias names the alternative in Lark's tree
         if self._take("->"):
             self._next()
         return parts[0] if len(parts) == 1 else _Sequel(tuple(parts))
@@ -318,6 +322,7 @@ class _Reader:
             body, _, flags = value[1:].rpartition("/")
             if flags:
                 raise UnheldGrammarError(f"an expression has flags ({flags})")
+            # slashes are escaped only between slashes
             return _Text(f"(?:{body})".replace("\\/", "/"))
         part = self._choice()
         self._expect(")" if value == "(" else "]")
@@ -348,6 +353,7 @@ def _literal(text: str) -> str:
     characters = _content(text.removesuffix("i"))
     if not text.endswith("i"):
         return "".join(map(_escape, characters))
+    # upper() of some letters has two, which a set of characters cannot hold
     forms = ({c, c.lower(), c.upper()} for c in characters)
     return "".join(
         _escape(next(iter(own)))
@@ -399,6 +405,7 @@ class _Writer:
             UnheldGrammarError: The expression is too large.
             LarkError: The grammar has no rule of a name.
         """
+        # nested rules are written at each use, so the size may grow with a power of the depth
         self._left, self._nested = self._left - 1, self._nested + 1
         if self._left < 0 or self._nested > _MOST_NESTED:
             raise UnheldGrammarError("it is too large")

@@ -49,6 +49,7 @@ def _without_refusal(message: dict[str, Any]) -> dict[str, Any]:
     refusal, content = message.pop("refusal", None), message.get("content")
     if isinstance(content, list):
         message["content"] = [
+            # chat templates know texts only
             {"type": "text", "text": part["refusal"]}
             if part["type"] == "refusal" and isinstance(part.get("refusal"), str)
             else part

@@ -60,6 +60,7 @@ def _adapters(entry: PoolEntry) -> list[dict[str, Any]]:
 
 def _anthropic(entry: PoolEntry) -> dict[str, Any]:
     """A model with Anthropic's fields."""
+    # Anthropic's has a text in place of seconds
     created = datetime.fromtimestamp(_entry(entry)["created"], UTC)
     return {
         "type": "model",
@@ -82,6 +83,7 @@ async def models(request: Request) -> Response:
     entries.sort(key=lambda entry: (entry.status is not ModelStatus.LOADED, entry.name))
     if _ANTHROPIC in request.headers:
         data = [_anthropic(entry) for entry in entries]
+        # fields of its list, which it sends page by page; this one is whole
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
         none = {"first_id": None, "last_id": None}
         return json_response({"data": data, "has_more": False, **none, **ends})

@@ -194,9 +194,11 @@ def refuse(body: StrictBody, fields: dict[str, str], where: str = "") -> None:
         if getattr(body, name) not in (None, []):
             raise _error(where + name, why)
     for name, value in (body.model_extra or {}).items():
+        # clients send fields that they do not set
         if value in _EMPTY:
             continue
         neutral, why = _PEER_FIELDS.get(name, ((), ""))
+        # `in` compares by equality, so 1 is 1.0, and False is 0
         if why and value not in neutral:
             raise _error(where + name, why)
         # a field of another route of this server

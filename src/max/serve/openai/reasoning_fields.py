@@ -51,6 +51,7 @@ class ReasoningFields(StrictBody):
     @property
     def reasoning_limit(self) -> int | None:
         """The maximum number of tokens of reasoning; None: no limit."""
+        # several may be given: the one of this server's own API first
         limit = self.thinking_token_budget
         if limit is None:
             limit = self.thinking_budget
@@ -63,6 +64,7 @@ class ReasoningFields(StrictBody):
     @property
     def reasoning_options(self) -> dict[str, Any]:
         """The variables of the chat template that they set."""
+        # `auto` leaves the choice to the template, as no field does
         form = self.reasoning or ReasoningField()
         thinks = self.enable_thinking
         if thinks is None and self.thinking is not None and self.thinking.type != "auto":

@@ -27,6 +27,7 @@ _MARK = re.compile(r"metadata\[(.+)\]")
 class _Identifier(StringConvertor):
     """The identifier of a completion, and not the path of another route below ``/v1/chat/completions``."""
 
+    # Starlette takes the first route that fits, and those have routes of their own
     regex = "(?!(?:batch|control|input_tokens|render)(?:/|$))[^/]+"
 
 
@@ -103,6 +104,7 @@ async def chat_completions_stored(
         page: Which of the completions.
         model: The model; None: any.
     """
+    # FastAPI has no type for fields of any name
     marks = {m[1]: v for k, v in request.query_params.items() if (m := _MARK.fullmatch(k))}
     found = [
         each.completion
@@ -148,6 +150,7 @@ async def delete(completion_id: str, request: Request) -> Response:
         completion_id: Identifies it.
         request: The connection.
     """
+    # answers 404 where there is none
     _chat_of(completion_id, request)
     state_of(request).chats.delete(completion_id, current_request().client)
     return json_response(

@@ -87,6 +87,7 @@ async def compiled_grammar(body: GrammarFields) -> str | None:
         body.response_format, body.structured_outputs, body.guided_json, body.guided_regex, body.guided_choice,
         body.guided_grammar, body.json_schema, body.regex or None, body.ebnf or None, body.grammar or None,
     )  # fmt: skip
+    # most requests have none, and need no thread
     if all(each is None for each in constraints):
         return None
     made = await in_grammar_thread(grammar_of, body)
@@ -131,11 +132,13 @@ def schema_grammar(schema: Any, strict: bool = False) -> AnswerGrammar:
     Raises:
         UserError: It is.
     """
+    # strict as in OpenAI's API: what the grammar cannot hold is an error
     if strict:
         return AnswerGrammar(grammar.of_json_schema(schema))
     made, relaxed = grammar.of_loose_schema(schema)
     if not relaxed:
         return AnswerGrammar(made)
+    # the whole schema, which the answer is checked against afterwards
     value = json.loads(schema) if isinstance(schema, str) else schema
     return AnswerGrammar(made, (grammar.shortened_list(relaxed),), value)
 

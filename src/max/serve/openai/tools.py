@@ -144,11 +144,13 @@ def _tool_of_lark(field: CustomField, definition: str, where: str) -> Tool:
     Raises:
         ApiError: It is no grammar.
     """
+    # the model reads the grammar, as a pattern in the schema would say less
     description = f"{field.description or ''}\n{definition}".strip()
     pattern, unheld = None, ""
     try:
         # calls are JSON, in whose texts only regular expressions can be held
         held = pattern_of_lark(definition)
+        # expressions within the grammar are copied as they are
         if not is_regex(held.pattern):
             raise UnheldGrammarError("its expressions look around, or are wrong")
         pattern = held.pattern
@@ -208,6 +210,7 @@ def allowed_choice(field: AllowedChoice, several: bool) -> ToolChoice:
     tools = field.allowed_tools.tools if field.allowed_tools else field.tools
     names: list[str] = []
     for number, tool in enumerate(tools or ()):
+        # chat completions nest the name, Responses do not
         inner = tool.function or tool.custom
         name = inner.name if inner is not None else tool.name
         if name is None:

@@ -66,6 +66,7 @@ def _add_json(data: object, parts: list[bytes]) -> None:
             # without the brackets of the step's own list
             parts.append(encode_json(items[start : start + _STEP])[1:-1])
         parts.append(b"]")
+    # a long list may be within one of the objects
     elif isinstance(data, list) and any(
         isinstance(item, dict) for item in cast("list[object]", data)
     ):
@@ -204,6 +205,7 @@ def prompt_logprobs(
         vocabulary: The tokens' bytes.
     """
     entries: list[dict[str, Any] | None] = [None]
+    # nothing predicts the first token
     for token, log in zip(tokens[1:], logs, strict=False):
         # the token itself may be outside of the likeliest ones, and has no rank then
         ranks = {likely: rank for rank, (likely, _) in enumerate(log.top[:top], 1)}

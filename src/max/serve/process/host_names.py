@@ -37,6 +37,7 @@ def checked_host(value: str) -> str:
         ValueError: It is not one of these.
     """
     host = value.strip().lower()
+    # addresses first: a colon is no part of a name
     if address_of(address := host[1:-1] if host.startswith("[") and host.endswith("]") else host):
         return address
     if not _PATTERN.fullmatch(host):

@@ -18,6 +18,7 @@ class LineFormatter(logging.Formatter):
     """
 
     def __init__(self, prefix: str = "") -> None:
+        # the format of logging has fields after %
         begin = prefix.replace("%", "%%")
         super().__init__(f"{begin}%(asctime)s %(levelname)s %(name)s: %(message)s")
 
@@ -64,6 +65,7 @@ def set_up_logs(level: str, settings: LogSettings) -> None:
         handlers.append(logging.FileHandler(settings.file, encoding="utf-8"))
     formatter = (JsonFormatter if settings.structured else LineFormatter)(settings.prefix)
     logger = logging.getLogger("max")
+    # a process that was set up before, as in tests, would write each line twice
     for handler in logger.handlers[:]:
         logger.removeHandler(handler)
     for handler in handlers:
@@ -81,4 +83,5 @@ def share_handlers() -> int:
     """
     ours, theirs = logging.getLogger("max"), logging.getLogger("uvicorn")
     theirs.handlers, theirs.propagate = list(ours.handlers), False
+    # uvicorn's lines of connections say nothing that the server's own do not
     return logging.WARNING if ours.isEnabledFor(logging.INFO) else logging.ERROR

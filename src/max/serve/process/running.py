@@ -47,6 +47,7 @@ def keep_garbage() -> None:
     A collection that a large body starts visits its objects only: all of a server's take 50 ms. By default one starts
     for each few requests, whose objects it finds in use.
     """
+    # what the load has made is never looked at again, so that collections take little time
     gc.freeze()
     gc.set_threshold(*_COLLECTIONS)
 
@@ -193,6 +194,7 @@ async def end_gracefully(
     """
     if open_requests := pool.open_requests:
         logger.warning("waiting for %d open requests to end", open_requests)
+    # takes no more connections
     server.stop()
     # a second signal sets it again
     stop.clear()

@@ -126,6 +126,7 @@ def run_server(
         RuntimeError: The model cannot be loaded, or the server ended without a signal.
     """
     try:
+        # before the loop, as a missing package is an early error
         tracing = Tracing(settings.otlp_endpoint) if settings.otlp_endpoint else None
         runner = asyncio.Runner(loop_factory=loop_factory())
         with runner:
@@ -187,6 +188,7 @@ async def _serve(
             own = listener
             server = http_server(settings, build_app(state, tracing, hosts), listener)
         async with metrics_listener(settings, metrics):
+            # it answers /health and refuses requests while the model loads
             serving = asyncio.ensure_future(server.serve([own]))
             await wait_started(server, serving)
             if supervisor is not None:
@@ -194,6 +196,7 @@ async def _serve(
             if loading is not None and not isinstance(models, RouterSettings):
                 say(f"Listening on {_address(settings, listener)} while the model loads")
                 if not await _first_load(models, loading, server, serving, stop, pool, supervisor):
+                    # ended by a signal before it was ready
                     return stop.number
             if guard is not None:
                 # from now on another owner takes over if this one is lost
@@ -304,12 +307,14 @@ async def _first_load(
     stopped = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait({loading, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        # ends the display of the load, whatever has happened
         first.on_loaded()
         if serving.done():
             await serving
         if not loading.done():
             return False
         if supervisor is not None:
+            # before the models are pinned, so that no request is counted in another tally
             supervisor.follow(loading.result())
         for model in loading.result():
             pool.pin(model)
@@ -352,6 +357,7 @@ def _pool(
 
     async def load(stored_model: StoredModel) -> ServedModel:
         own, recipe = await asyncio.to_thread(config_values, store, stored_model)
+        # the options of the command hold for each model of the folder
         worker = replace(shared, config=with_adapter({**shared.config}, own))
 
         def start(worker_settings: WorkerSettings) -> Worker:

@@ -79,6 +79,7 @@ class ScaleDecision:
             load: The load.
         """
         policy = self._policy
+        # lost replicas come back at once
         if load.replicas < policy.least:
             return policy.least - load.replicas
         is_busy = load.wait_s > policy.wait_s
@@ -131,6 +132,7 @@ class Autoscaler:
         engine, states = self._engine, [each.state for each in self._engine.replicas]
         ready = engine.ready
         stats = engine.stats
+        # only tokens that were read take time
         read = stats.prompt_tokens - stats.reused_tokens
         token_s = engine.prompt_steps.milliseconds / 1e3 / read if read > 0 else PROMPT_TOKEN_S
         return Load(

@@ -214,6 +214,7 @@ def _proven(connected: socket.socket, key: bytes, is_client: bool) -> Connection
         for step in (answer_challenge, deliver_challenge)[:: 1 if is_client else -1]:
             step(connection, key)
         with socket.socket(fileno=connection.fileno()) as same:
+            # 0: from now on a read waits without a limit
             same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bytes(16))
             # the descriptor stays that of the connection
             same.detach()
@@ -230,5 +231,6 @@ def _find_losses(connected: socket.socket) -> None:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_MS)
     if hasattr(socket, "TCP_KEEPIDLE"):
+        # seconds: the first probe of a silent connection, and each further one
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)

@@ -46,6 +46,7 @@ class EngineHost:
             if settings.doors:
                 door = Door(self._acceptor, self.close, outlives_owner)
             else:
+                # a single server: nobody else may connect
                 self.close()
             signs = LifeSigns(settings.unhealthy_s)
             send_signs(beats, signs)

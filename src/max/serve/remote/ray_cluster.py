@@ -60,6 +60,7 @@ class EngineActor:
 
     def __init__(self, key: bytes, cpus: int, outlives_owner: bool = False) -> None:
         self._cores = ClaimedCores(cpus)
+        # before the engine's threads start, which inherit it
         if self._cores.cores:
             os.sched_setaffinity(0, self._cores.cores)
         self._host = EngineHost(key)

@@ -54,6 +54,7 @@ def kept_cluster(folder: str) -> str:
     end = time.monotonic() + START_S
     process, starts = None, 0
     while time.monotonic() < end:
+        # locked and empty: it starts
         if _is_locked(path) and (found := path.read_text().split()):
             address, *mode = found
             if mode:

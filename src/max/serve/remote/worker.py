@@ -121,6 +121,7 @@ class RemoteWorker:
         try:
             self._end()
         finally:
+            # wakes the threads that read from them
             for connection in (self._commands, self._beats):
                 if not connection.closed:
                     shut_down(connection)

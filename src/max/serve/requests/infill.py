@@ -107,6 +107,7 @@ class Infill:
             named_tokens: The marks that the model's file names: ``prefix``, ``suffix``, ``middle`` and those of the
                 class. They come before those of the families.
         """
+        # GGUF files name their tokens
         if {"prefix", "suffix", "middle"} <= named_tokens.keys() and set(
             named_tokens.values()
         ) <= tokens.keys():
@@ -137,6 +138,7 @@ class Infill:
         begin = self._begin()
         context = self._context(files)
         if self._middle is None:
+            # Codestral's order: suffix first, and the answer follows the prefix
             return [*begin, self._suffix, *after, self._prefix, *context, *before, *begun]
         return [
             *begin, *context, self._prefix, *before, self._suffix, *after, self._middle, *begun,
@@ -152,6 +154,7 @@ class Infill:
 
     def _within(self, text: str) -> list[int]:
         """The tokens of a text within another: some tokenizers put a space before the first word of a text."""
+        # after a line break no space is put
         first = self._encode("\n", False)
         tokens = self._encode("\n" + text, False)
         if tokens[: len(first)] == first:
@@ -165,6 +168,7 @@ class Infill:
             text = "".join(f"{each.text}\n" for each in files)
             return self._encode(text, False)
         project, file = self._files
+        # names that say nothing: clients send none of the project
         tokens = [project, *self._encode("project\n", False)]
         for each in files:
             tokens += [file, *self._encode(f"{each.name}\n{each.text}", False)]

@@ -114,6 +114,7 @@ class RequestContext:
 
 @cached_results(1024)
 def _salt(tenant: str, cache_salt: str | None, epoch: int) -> str:
+    # JSON keeps tenant and salt apart: no two pairs have the same text
     parts: list[str | int | None] = [tenant, cache_salt]
     if epoch:
         parts.append(epoch)

@@ -55,9 +55,11 @@ class _TextInput:
         whole = _WHOLE.match(text)
         assert whole is not None  # it matches nothing, too
         rest = text[whole.end() :]
+        # strict=False: models write line breaks as they are
         read: str = json.loads(f'"{whole.group()}"', strict=False)
         if read and "\ud800" <= read[-1] <= "\udbff":
             # the second half of the character follows
+            # 6: the escape \ud800
             read, rest = read[:-1], whole.group()[-6:] + rest
         # a pair of escapes that lacks its last character is the longest rest
         if rest.startswith('"') or len(rest) > len("\\u0000\\u000"):

@@ -57,6 +57,7 @@ class AdoptedProcess:
         """
         # the socket object closes a copy of the descriptor
         with socket.socket(fileno=os.dup(connection.fileno())) as same:
+            # unix(7): process, user and group of the other side, of which the first is used
             found = same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return cls(_CREDENTIALS.unpack(found)[0])
 

@@ -53,8 +53,10 @@ class CountFile:
         self.row, self._rows, self._columns = row, rows, 1 + models + len(keys)
         self._keys = {key: number for number, key in enumerate(keys)}
         self._models = models
+        # [rows, columns] counts, then [keys, 2]: tokens and time of each bucket
         size = 8 * (rows * self._columns + 2 * len(keys))
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        # bytes that were not there are 0: nothing is counted
         os.ftruncate(self._file, size)
         self._lock = FileLock(self._file)
         memory = mmap.mmap(self._file, size)
@@ -126,6 +128,7 @@ class CountFile:
         """The bucket of a key; None: it had no request yet."""
         place = 2 * self._keys[client]
         tokens, counted = self._buckets[place], self._buckets[place + 1]
+        # 0: no time was noted yet
         return (tokens, counted) if counted else None
 
     def set_bucket(self, client: str, bucket: Bucket) -> None:
@@ -152,6 +155,7 @@ class SharedTally:
 
     def add(self, count: int, most: int | None = None) -> bool:
         """Adds to the count, as ``Tally.add``."""
+        # no lock: a row is changed by its process only
         if most is None or count <= 0:
             self._file.add(self._column, count)
             return True
@@ -181,6 +185,7 @@ class FileTurn:
     def take(self) -> bool:
         """Takes it; whether no other process has it."""
         try:
+            # the system frees it if this process dies
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._place)
         except OSError:
             return False

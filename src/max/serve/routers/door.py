@@ -68,6 +68,7 @@ class Door:
             The channel of the engine to all of them.
         """
         self._channel = channel = SharedChannel(owner, lifeline, self._outlives_owner)
+        # else the engine ends with its owner, so that there is no next one
         takes_owners = lifeline is not None or self._outlives_owner
 
         def take() -> None:

@@ -88,6 +88,7 @@ class FollowedEngines:
         for number in doors:
             if number not in self._tasks:
                 self._tasks[number] = asyncio.ensure_future(self._keep(number))
+        # engines that the owner has left out
         for number in set(self._tasks) - set(doors):
             task = asyncio.ensure_future(self._leave(number, self._tasks.pop(number)))
             self._leaving.add(task)
@@ -125,6 +126,7 @@ class FollowedEngines:
                     start = partial(self._connect, engine)
                     new = client.add_replica(start, await start_in_thread(start))
                     new.start()
+                    # before the old one is removed, as a client has at least one replica
                     self._replicas[engine] = new
                     if replica is not None:
                         await client.remove_replica(replica, timeout=0)

@@ -93,6 +93,7 @@ class Forwarder:
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
         try:
+            # checks the request anew, so that both sides see the same borders of requests
             head = connection.send(_head(scope)) or b""
         except h11.LocalProtocolError as error:
             refusal = ApiError(f"the request is no clear HTTP/1.1: {error}", status=400)
@@ -298,11 +299,13 @@ def tunnel(owner: str) -> type[asyncio.Protocol]:
             self._task = asyncio.ensure_future(self._run())
 
         def data_received(self, data: bytes) -> None:
+            # until the owner is connected
             if self._waiting is not None:
                 self._waiting.append(data)
             elif self._writer is not None:
                 self._writer.write(data)
                 if self._writer.transport.get_write_buffer_size() > _READ_BYTES:
+                    # the owner does not keep up, so the client waits
                     self.transport.pause_reading()
                     asyncio.ensure_future(self._drain(self._writer))
 

@@ -119,6 +119,7 @@ class Guardian:
                 was_ready, code = self._run_one()
                 if self._was_told and self._was_ever_ready and code in (_TOLD, -signal.SIGTERM):
                     return 0  # it was to end before it had taken over
+                # an owner that was never ready has said why; another one would fail as well
                 if code == 0 or self._was_told or not self._was_ever_ready:
                     return code if code >= 0 else 128 - code
                 failures = 0 if was_ready else failures + 1
@@ -148,6 +149,7 @@ class Guardian:
             was_ready, ended = False, False
             heard = time.monotonic()
             while owner.is_alive():
+                # an end that is closed would be ready for ever
                 sources = [owner.sentinel] if ended else [owner.sentinel, beats]
                 found = wait(sources, BEAT_S)
                 now = time.monotonic()
@@ -158,6 +160,7 @@ class Guardian:
                         self._was_ever_ready = True
                     except (OSError, EOFError):
                         ended = True
+                # before it is ready it gives no signs: a load may take any time
                 elif was_ready and not found and 0 < self._restart_s < now - heard:
                     logger.error("the process that owns the engines does not respond; it is ended")
                     owner.kill()
@@ -175,6 +178,7 @@ class Guardian:
     def _end_others(self) -> None:
         """Waits until all processes of the server have ended; those that do not are killed."""
         end = time.monotonic() + _LAST_S
+        # engines and routers of lost owners are its children too
         while left := set(_children()) - self._own:
             _reap(None)
             if time.monotonic() > end:

@@ -94,6 +94,7 @@ class Handover:
             folder: The folder of the server.
         """
         try:
+            # a folder that only this user can write to
             found = pickle.loads((Path(folder) / _NAME).read_bytes())
         except FileNotFoundError:
             return None

@@ -171,6 +171,7 @@ class RouterProcess:
         finally:
             del self._asked[number]
             self._looks.discard(number)
+        # kept: they count in the sums after the router has ended too
         if isinstance(what, Metrics) and value is not None:
             self.counts = value
         return value
@@ -199,6 +200,7 @@ class RouterProcess:
 
     def _take(self, message: Reply | None) -> None:
         if message is None:
+            # None: the pipe is closed
             asyncio.ensure_future(self._end())
             return
         self.answered = time.monotonic()
@@ -216,6 +218,7 @@ class RouterProcess:
         await asyncio.to_thread(self._process.join)
         if self._link is not None:
             self._link.close()
+        # those that wait for it go on
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_result(None)

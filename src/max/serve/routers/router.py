@@ -106,6 +106,7 @@ class _Router:
         self._routing, self._settings = settings, settings.settings
         self._listener, self._connection, self._tracing = listener, connection, tracing
         self._engines = [
+            # the row: routers begin at different ones of equally loaded engines
             FollowedEngines(self._settings.watch, model.is_single, settings.row)
             for model in settings.models
         ]
@@ -217,6 +218,7 @@ class _Router:
         routed = self._routing.models[model_index]
         client = await self._engines[model_index].client()
         model = await model_of(routed.name, self._settings, routed.config, client)
+        # the limits of the queue are those of the server, not of a router
         model.admission.tally = self._counts.model(model_index)
         client.turn = self._counts.turn(model_index)
         if (told := self._told[model_index]) is not None:
@@ -307,6 +309,7 @@ class _Router:
             self._engines[place].tell(told.doors)
             if (model := self._models[place]) is not None:
                 model.adapters = dict(told.adapters)
+        # the reply lets the owner end the engines that are left out
         await self._engines[place].wait_left()
 
 

@@ -130,6 +130,7 @@ class SharedChannel:
                 connection.close()
                 return
             self._last += 1
+            # numbers are never used again: late events of an earlier user reach nobody
             user = _User(str(self._last), connection)
             self._users[user.number] = user
             self._tell_all(user)
@@ -140,6 +141,7 @@ class SharedChannel:
     def _tell_all(self, user: _User) -> None:
         """Tells a new user what the others know already; the lock is held."""
         if self._ready is not None:
+            # [pages * 16] bytes: the hashes one after another
             pages = PagesChanged(b"".join(self._pages), is_anew=True, salt_key=self._salt_key)
             user.send([self._ready, self._stats, pages])
             self._tell_loads(user)
@@ -179,6 +181,7 @@ class SharedChannel:
             for message in messages:
                 self._note(message)
                 if isinstance(message, _OF_REQUESTS):
+                    # no mark: the owner's own request
                     number, mark, name = message.request_id.partition(_MARK)
                     if not mark:
                         number, name = "", number
@@ -260,6 +263,7 @@ class SharedChannel:
             return
         if isinstance(message, PromptStarted):
             if unread:
+                # not 0, which stands for a prompt that was read
                 self._change(user, name, max(unread - message.cached_tokens, 1))
         elif not isinstance(message, TokensGenerated) or message.status.is_done:
             self._change(user, name, None)
@@ -313,6 +317,7 @@ class SharedChannel:
                 now = time.monotonic()
                 if self._users:
                     alone_since = now
+                # an engine of another machine
                 if self._lifeline is None:
                     is_over = now - alone_since > ALONE_S
                 else:

@@ -95,6 +95,7 @@ class Supervisor:
         self._epochs = Epochs(*self._last.epochs)
         self._past: Counter[Any] = Counter(self._last.past)
         self._numbers = itertools.count(
+            # numbers go on where the last owner's ended, as clients may know them
             1 + max((each.number for each in self._last.routers), default=-1)
         )
         # what an earlier owner has counted is open no more
@@ -154,6 +155,7 @@ class Supervisor:
                 doors[replica.number] = door
             elif replica.number in known:
                 doors[replica.number] = known[replica.number]
+        # none: all engines start again, and routers keep trying the doors that they know
         if doors and doors != known:
             self._doors[model_index] = doors
             self._run(self._ask_all(self._engines(model_index)))
@@ -285,6 +287,7 @@ class Supervisor:
         """Writes what the next owner has to know, if it has changed."""
         if self._ends:
             return
+        # until the models are loaded the last owner's still hold
         models = self._last.models if not self._served else tuple(map(_known_model, self._served))
         routers = tuple(
             KnownRouter(number, each.row, each.door, each.retires)
@@ -316,6 +319,7 @@ class Supervisor:
     async def _start(self) -> int:
         number = next(self._numbers)
         used = {router.row for router in self._routers.values()}
+        # row 0 is the owner's
         row = next((row for row in range(1, self._rows) if row not in used), 0)
         if not row:
             raise OSError(f"{len(used)} routers run, most of which wait for their last requests")
@@ -396,6 +400,7 @@ class Supervisor:
             await asyncio.sleep(LOOK_S)
             now = loop.time()
             if now - looked_at > 2 * LOOK_S:  # this process was stopped itself
+                # their answers wait in the pipes
                 for router in self._routers.values():
                     router.answered = time.monotonic()
             looked_at = now
@@ -417,6 +422,7 @@ def _known_model(model: ServedModel) -> KnownModel:
     found: list[KnownEngine] = []
     for each in engines:
         if isinstance(start := each.start_worker, StartOf):
+            # workers of tests and of single servers have none
             door, actor = (getattr(each.worker, name, None) for name in ("door", "actor"))
             if door is not None and not door.host.startswith("/") and not actor:
                 door = None  # on another machine: it ends with its owner

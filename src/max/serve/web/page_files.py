@@ -81,6 +81,7 @@ def page_file(name: str) -> PageFile | None:
     if path is None:
         return None
     data = path.read_bytes()
+    # mtime 0: the same bytes in each process; fonts are compressed already
     packed = gzip.compress(data, 9, mtime=0) if path.suffix != ".woff2" else b""
     compressed = packed if len(packed) < len(data) else b""
     return PageFile(data, compressed, _TYPES[path.suffix], _WORKER_POLICIES.get(name, ""))
@@ -90,6 +91,7 @@ def page_file(name: str) -> PageFile | None:
 def modules() -> tuple[str, ...]:
     """The scripts of the chat page that it loads at once: named in the page, they come side by side."""
     found = ["chat/main.js"]
+    # the list grows while it is read: scripts of scripts
     for name in found:
         folder = name.rpartition("/")[0]
         for source in re.findall(

@@ -143,6 +143,7 @@ class AnswerChecks:
 
     def __init__(self, engine: EngineClient, vocabulary: int, interval_s: float) -> None:
         self._engine, self._interval_s = engine, interval_s
+        # the same question for all: answers of different times are compared
         draw = random.Random(0)
         self._tokens = tuple(draw.randrange(vocabulary) for _ in range(PROMPT_TOKENS))
         self._verdicts = Verdicts()

@@ -130,6 +130,7 @@ class EngineClient:
         self._takers = None
         loop = asyncio.get_running_loop()
         end = None if timeout is None else loop.time() + timeout
+        # other server processes send requests to it too
         left = [asyncio.ensure_future(each.leave(replica)) for each in self.followers]
         while (self.of(replica) or not all(each.done() for each in left)) and (
             end is None or loop.time() < end
@@ -360,6 +361,7 @@ class EngineClient:
             EngineUnavailableError: The model is not loaded.
             RuntimeError: A worker was lost meanwhile.
         """
+        # a file holds the pages of one cache
         replicas = self.replicas if action == "restore" else self.replicas[:1]
         answers = await asyncio.gather(*(r.keep_prefixes(action, name) for r in replicas))
         return answers[0]
@@ -461,6 +463,7 @@ class EngineClient:
         """The replicas that take requests, by their numbers."""
         if self._takers is None:
             ready = [each for each in self.taking if each.state is EngineState.READY]
+            # the router takes the first of equal loads, in this order
             begin = self._first % max(len(ready), 1)
             self._takers = {each.number: each for each in (*ready[begin:], *ready[:begin])}
         return self._takers

@@ -43,6 +43,7 @@ def replica_settings(
     # they plan their memory at the same time, each from all that is free
     share = settings.config.get(_SHARE, default) / engines
     config = {**settings.config, _SHARE: share}
+    # [count + 1]: parts differ by one core at most
     bounds = [len(cores) * number // count for number in range(count + 1)]
     # neighbors, as cores next to each other often share a cache
     parts = [cores[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]

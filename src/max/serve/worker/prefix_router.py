@@ -91,6 +91,7 @@ class _Place:
     def weigh(self) -> None:
         """Computes the load."""
         all_open = self.open + self.others_open
+        # with the request that is to be placed
         queued = max(all_open + 1 - self.slots, 0)
         unread = self.unread + self.others_unread
         self.load = unread + SEQUENCE_TOKENS * all_open + QUEUED_TOKENS * queued
@@ -259,6 +260,7 @@ class PrefixRouter:
         """
         place = self._places.get(route.replica)
         if place is not None and route.unread:
+            # not 0, which stands for a prompt that was read: its last token is read in any case
             unread = max(route.unread + route.cached_tokens - cached, 1)
             if unread != route.unread:
                 place.change(0, unread - route.unread)
@@ -350,6 +352,7 @@ class PrefixRouter:
             )
             costs = self._current_ranks()
             for held, gain in gains:
+                # bits: [replicas] of 0 and 1
                 data = np.frombuffer(held.to_bytes(len(costs) // 8 + 1, "little"), np.uint8)
                 bits = np.unpackbits(data, count=len(costs), bitorder="little")
                 costs[bits != 0] -= gain

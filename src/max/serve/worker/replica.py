@@ -307,6 +307,7 @@ class Replica:
         """
         worker, restart = self.worker, self._restart
         self._suspects.blame([], False)  # none is tried here any more
+        # first: the end of the worker starts no other one then
         self._set_state(EngineState.STOPPED)
         if not finish or worker is None:
             # before the worker is told: it reports a cancelled request like a complete one
@@ -434,6 +435,7 @@ class Replica:
         self._answers.end()
         if self._state is EngineState.STOPPED:
             return
+        # what it has still sent is dropped from here on, as its requests run elsewhere
         self.worker = None
         # before `stats` begins anew, as both sums read it
         self._past_steps = (self.prompt_steps, self.decode_steps)
@@ -477,7 +479,7 @@ class Replica:
                 self._fail_open(EngineUnavailableError(f"no worker can be started: {problem}"))
                 return
             if self._failed_starts:
-                await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)
+                await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)  # 0.2, 0.4, 0.8, 1.6 s
             self._error = None
             try:
                 self._attach(await start_in_thread(self.start_worker))

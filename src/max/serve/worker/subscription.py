@@ -203,6 +203,7 @@ class EventReader:
         entry = self._entries.get(event.request_id)
         if entry is None or entry.replica is not self._replica:
             return False
+        # an end is the replica's too, which forgets the request
         if entry.is_watched or event.status is not GenerationStatus.ACTIVE:
             return False
         entry.generated += event.tokens

@@ -62,6 +62,7 @@ class CallScanner:
         """
         # where the open string or value begins in this text
         begin = 0
+        # the text before ended in a backslash, whose character is the first one here
         at = int(self._escaped)
         self._escaped = self._escaped and not text
         while match := (_STRING_MARK if self._in_string else _MARK).search(text, at):
@@ -82,6 +83,7 @@ class CallScanner:
                     begin = start
             elif mark in "{[":
                 self._depth += 1
+            # what is within values is only counted
             elif self._depth != 1:
                 self._depth -= mark in "}]"
             elif mark == ":" and self._value is None:
@@ -142,6 +144,7 @@ class CallScanner:
         if self._has_arguments and self.name is not None:
             return False
         self._has_arguments = True
+        # those of an earlier key were not returned, as the name had not come
         self._new, self._space = [], []
         return True
 

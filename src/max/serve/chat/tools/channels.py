@@ -52,5 +52,6 @@ class Channels:
             while found := next((each for each in empty if each and text.startswith(each)), ""):
                 text = text[len(found) :].lstrip()
             return text
+        # any name stands in the place of the field
         head = r"[^\s<>]+".join(map(re.escape, self.call.split(NAME)))
         return re.sub(f"(?:{re.escape(self.turn)})?{head}", "", text)

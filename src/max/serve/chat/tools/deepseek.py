@@ -66,6 +66,7 @@ class DeepSeekParser(CallParser):
         brace = after.find("{")
         if not separator or brace < 0:
             return False
+        # V3 and R1: `function` before the separator, then the name and a fenced block
         fenced = after[:brace].partition(_FENCE)
         name = fenced[0] if fenced[1] else before
         parts.append(self._parts.begin(name.strip()))

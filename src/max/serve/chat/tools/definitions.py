@@ -46,6 +46,7 @@ class Tool:
         """
         text: dict[str, Any] = {"type": "string"}
         if pattern is not None:
+            # a schema's pattern may be found anywhere in a text, a custom tool's is all of it
             text["pattern"] = f"^(?:{pattern})$"
         parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
         return Tool(name, description, parameters, custom=True)

@@ -71,6 +71,7 @@ def derive(render: Render, use: TemplateUse, ends: Iterable[str] = ()) -> Derive
         return None
     body, tail = first
     units = [_find_unit(body, probe.FIRST, 0)]
+    # templates that take one call a message refuse this; one call then has to tell
     both = call_text(render, use, [one, two], "")
     if both is not None and units[0] is not None:
         found = _find_unit(both[0], probe.FIRST, 0)
@@ -80,6 +81,7 @@ def derive(render: Render, use: TemplateUse, ends: Iterable[str] = ()) -> Derive
     unit = units[0]
     if unit is None:
         return None
+    # without arguments: where the mark of the first key begins
     none = call_text(render, use, [(probe.FIRST, {})], "") if unit.style is Style.TAGGED else None
     layout = _layout(body, tail, [each for each in units if each], none and none[0], tuple(ends))
     if layout is None:
@@ -116,6 +118,7 @@ def call_text(
         head, _, tail = plain.rpartition(probe.ANSWER)
         if use.channels is not None and use.channels.answer_end:
             tail = tail.removeprefix(use.channels.answer_end)
+        # templates may write something else before an answer with calls
         if not text.startswith(head):
             head = common_start(head, text)
     else:
@@ -125,6 +128,7 @@ def call_text(
     if prompt is not None and longer and text.startswith(prompt):
         head = prompt
     body = text[len(head) :]
+    # templates may repeat the last message of the user
     if probe.QUESTION in body:
         body = body.rpartition(probe.QUESTION)[2]
     if tail and body.endswith(tail):
@@ -133,6 +137,7 @@ def call_text(
         body = body.rstrip()[: -len(tail.strip())]
     if use.channels is not None:
         body = use.channels.without_headers(body)
+    # the identifier is a field of the mark, as it differs at each call
     for identifier in (*probe.IDS, *probe.SHORT_IDS):
         body = body.replace(identifier, IDENTIFIER)
     return body, tail
@@ -155,6 +160,7 @@ def _find_unit(text: str, name: str, start: int) -> _Unit | None:
         keys = _object_keys(value, name)
         if keys is None:
             continue
+        # 1: after the quote
         name_at = text.find(json.dumps(name), text.find(json.dumps(keys[0]), begin)) + 1
         place = _arguments_place(text, begin, end)
         if place is None or name_at <= 0:
@@ -259,6 +265,7 @@ def _layout(
             section, section_end = "", ""
     several = len(units) == 2
     for name in (probe.FIRST, probe.SECOND):
+        # what names the tool belongs to a call, not to the list around all calls
         section = section.rpartition(name)[2]
         if name in separator:
             several, separator = False, ""
@@ -276,6 +283,7 @@ def _layout(
             inside, finish = inside + inner[name_end:begin] + "{", ""
         case Style.TAGGED:
             inside, finish = inside + tagged.head, ""
+        # arguments before the name: a parser would have to hold them back
         case Style.JSON if begin < name_at:
             return None
         case Style.JSON:
@@ -328,6 +336,7 @@ def _tags(body: str, unit: _Unit, none: str | None) -> _Tags | None:
         gaps.append(body[at:place])
         at = place + len(part)
     before, key_end, between, other_key_end, later, last_key_end = gaps
+    # the first and the last value are texts, so what stands before both has to be the same
     if last_key_end != key_end:
         return None
     head = ""
@@ -363,6 +372,7 @@ def _without_tail(after: str, tail: str, ends: tuple[str, ...]) -> str:
     if tail.strip() and after.rstrip().endswith(tail.strip()):
         after = after.rstrip().removesuffix(tail.strip())
     for end in ends:
+        # end tokens of the model are never part of a text
         after = after.partition(end)[0] if end else after
     # a template may go on with instructions
     return after if len(after) <= _MOST_AFTER else after.lstrip().split("\n")[0]
@@ -378,6 +388,7 @@ def _with_numbers(head: str, end: str, one: str, other: str) -> tuple[str, str]:
     ]
     if not changed:
         return head, end
+    # not as a part of a longer number or name
     number = re.compile(rf"(?<!\w){re.escape(changed[0][0])}(?!\w)")
     return number.sub(NUMBER, head), number.sub(NUMBER, end)
 

@@ -185,6 +185,7 @@ def format_of_template(template: str | None) -> ToolFormat:
         template: The template; None: the model has none.
     """
     text = template or ""
+    # from the rarest marks to those that several families have
     if harmony.CHANNEL in text:
         return HARMONY
     if deepseek.CALLS_BEGIN in text:
@@ -193,10 +194,12 @@ def format_of_template(template: str | None) -> ToolFormat:
         return KIMI
     if any(mark in text for mark in ("<|tool_list_start|>", LFM2.trigger, "List of tools: [")):
         return LFM2
+    # the example in the instructions of Llama 3.2's template
     if pythonic.BEGIN in text or "func_name1(params_name1=params_value1" in text:
         return PYTHONIC
     if "[TOOL_CALLS]" in text:
         return MISTRAL
+    # `ipython` is Llama 3's role of results
     if "<|python_tag|>" in text or ('"parameters"' in text and "ipython" in text):
         return LLAMA3
     if f"{functionary.SEPARATOR}{functionary.EVERYONE}\\n" in text or ">>>all\n" in text:

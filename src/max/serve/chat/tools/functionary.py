@@ -23,6 +23,7 @@ class FunctionaryParser(CallParser):
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
         self._recipients = [EVERYONE, *(tool.name for tool in tools)]
+        # the prompt ends in the separator, so the answer begins with a recipient
         self._state = "recipient"
         self._first = True
 
@@ -71,6 +72,7 @@ class FunctionaryParser(CallParser):
         )
         if begun and not line:
             return False
+        # an unknown recipient: what it is for is the user's to see
         self._state, self._first = "text", False
         return True
 

@@ -54,6 +54,7 @@ def answer_grammar(
         The grammar, without one if it would allow any text, or calls cannot be distinguished from text. With
         ``AUTO`` an answer is free text until the mark of a call; then it must be a call that fits.
     """
+    # the template shows all tools, the grammar writes those that may be called
     called = [tool for tool in tools if choice.may_call(tool.name)]
     must = choice.kind in (ChoiceKind.REQUIRED, ChoiceKind.NAMED)
     several = choice.parallel and choice.kind is not ChoiceKind.NAMED
@@ -63,6 +64,7 @@ def answer_grammar(
     marked = bool(tool_format.trigger) or tool_format.syntax == "pythonic"
     # marks that are spelled in letters could not be distinguished from text
     marked |= tool_format.syntax == "harmony" and special_tokens.keys() >= set(harmony.MARKS)
+    # without a mark any text may be a call, so nothing can be held
     if not must and not marked and content_grammar is None:
         return AnswerGrammar(None)
     rules: list[str] = []
@@ -119,11 +121,13 @@ def answer_grammar(
 def _join_rules(start: str, rules: Sequence[str], content_grammar: str | None) -> str:
     """The grammar of some rules, or of an answer with another grammar."""
     if content_grammar is not None:
+        # the other grammar of the list below, by its name
         start = f"{start} | @content"
     lark = "\n".join(["%llguidance {}", f"start: {start}", *rules])
     if content_grammar is None:
         return lark
     content = {"lark_grammar": content_grammar}
+    # a list of grammars as JSON, else a grammar in Lark's syntax
     if content_grammar.lstrip().startswith("{"):
         (content,) = json.loads(content_grammar)["grammars"]
     return json.dumps(
@@ -199,6 +203,7 @@ def _pythonic_openings(
     rules: list[str] = []
     for number, tool in enumerate(tools):
         keywords = _python_arguments(number, tool, rule_list)
+        # one terminal up to the bracket, so that the lexer chooses it or text by its whole length
         rules.append(rf"OPENING_{number}: /{space}{mark}\[{space}{_escape_pattern(tool.name)}\(/")
         rules.append(f"opening_{number}: OPENING_{number} {keywords}")
     openings = [f"opening_{number}" for number in range(len(tools))]

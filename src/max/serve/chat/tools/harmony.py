@@ -70,6 +70,7 @@ class HarmonyParser(BufferedParser):
             if mark is None and _OPENING.fullmatch(self._buffer):
                 return False
             self._fresh = False
+            # the answer begins within a header, which the buffer holds up to its channel
             if mark and mark[1] == CHANNEL and _WHOLE_OPENING.fullmatch(self._buffer[: mark[0]]):
                 self._kind = None
                 return True

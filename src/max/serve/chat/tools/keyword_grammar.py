@@ -85,6 +85,7 @@ def keyword_rules(
         rules.add,
     )
     rules.note(counted.lacks())
+    # the plain rules below know either listed names or others
     if counted.is_needed() or (listed and others):
         rule = counted.rule()
         if rule is not None:
@@ -144,6 +145,7 @@ def _literals(
     found = resolve_schema(schema, root)
     choices = found.get("enum", [found["const"]] if "const" in found else None)
     if isinstance(choices, list):
+        # numbers are written alike, so their JSON rule is enough
         return [json.dumps(text) for each in choices if (text := _literal(each)) is not None]
     for keyword in ("anyOf", "oneOf"):
         members = found.get(keyword)
@@ -154,6 +156,7 @@ def _literals(
             return list(dict.fromkeys(each))
     types = types_of(found, root)
     options: list[str] = []
+    # other keywords limit the value, which literals of Python would get around
     if found.keys() <= _PLAIN:
         options += [_TEXT] if not types or "string" in types else []
         options += ['"True"', '"False"'] if not types or "boolean" in types else []

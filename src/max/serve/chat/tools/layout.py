@@ -144,6 +144,7 @@ def pieces(mark: str) -> list[str]:
     found: list[str] = []
     for part in mark.split():
         at = 0
+        # characters of names around a field are one piece with it: `functions.NAME:NUMBER`
         run = f"(?:{_NAME_CHARACTERS}|{_FIELD.pattern})*{_FIELD.pattern}(?:{_NAME_CHARACTERS}|{_FIELD.pattern})*"
         for match in re.finditer(run, part):
             found += [part[at : match.start()], match[0]]
@@ -183,6 +184,7 @@ def fill_mark(mark: str, name: str, key: str = "") -> str:
         name: The name of the tool.
         key: The name of the argument.
     """
+    # nine digits fit the templates that want short identifiers
     for field, value in ((NAME, name), (IDENTIFIER, "000000000"), (NUMBER, "0"), (KEY, key)):
         mark = mark.replace(field, value)
     return mark

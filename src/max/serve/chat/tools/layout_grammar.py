@@ -124,6 +124,7 @@ class LayoutRules:
         return f"%json {json.dumps({**schema, 'x-guidance': self._space})}"
 
     def _json_value(self, schema: dict[str, Any], root: Mapping[str, Any]) -> str:
+        # only where it refers to them, as each copy makes the grammar longer
         more = definitions(root) if '"$ref"' in json.dumps(schema) else {}
         return self.json({**more, **schema})
 
@@ -188,6 +189,7 @@ class LayoutRules:
         types = types_of(schema, root)
         found = resolve_schema(schema, root)
         choices = found.get("enum", [found["const"]] if "const" in found else None)
+        # texts only: each is written as it is, and needs no terminal
         if choices and all(isinstance(each, str) and each for each in choices):
             options = " | ".join(self.literal(each) for each in choices)
             return [(layout.key_end, f"({options}) {self.literal(end)}")]
@@ -226,6 +228,7 @@ class LayoutRules:
         if terminal is not None:
             self.rule_list.rules.append(f"{text}: {terminal}")
         mark = end[: match.start()] if match else end
+        # lazy: the text ends at the first mark
         self.rule_list.rules.append(f"text_{place}[lazy]: {text} {json.dumps(mark)}")
         return f"text_{place} {self.literal(end[len(mark) :])}"
 
@@ -290,6 +293,7 @@ class LayoutRules:
             return None
 
         def item(schema: Any) -> str:
+            # anything may be an item: a text stands for it
             each = {"type": "string"} if schema is True or schema == {} else schema
             return self._bare_value(each, root, depth + 1)
 
@@ -306,6 +310,7 @@ class LayoutRules:
             room = None if most is None else most - len(first)
             after = repetition(f'"," {item(items)}', max(least - len(first), 0), room)
         for at in reversed(range(len(listed))):
+            # from here on inwards: an item is optional together with all that follow it
             each = f"{'' if at == 0 else json.dumps(',')} {item(listed[at])} {after}"
             after = each if at < least else f"({each})?"
         return f'"[" {after} "]"'
@@ -385,6 +390,7 @@ def layout_rules(
     several = several and layout.several
     trigger = writer.trigger
     whole = (layout.section or layout.head).lstrip()
+    # the trigger is written by its token or found in the text, and what follows it by the rules
     rest = whole[len(trigger) :]
     rules = [r"TEXT: /(.|\n)*/"]
     if layout.opening and not free:

@@ -118,6 +118,7 @@ class LayoutParser(CallParser):
 
     def _begin(self, parts: list[AnswerPart]) -> None:
         """At the mark of a list or of a call: reads up to the arguments."""
+        # models may leave out the list's mark
         at = self._match(self._section, 0) or 0
         head = None
         for start in range(max(len(self._layout.head_marks), 1)):
@@ -226,6 +227,7 @@ class LayoutParser(CallParser):
         if stop < 0:
             return
         begin = stop + len(close)
+        # the mark tells texts from other values, so it is kept beside the name
         self._argument = self._buffer[end:at].strip(), self._buffer[at:begin]
         self._buffer, self._read = self._buffer[begin:], []
 
@@ -254,6 +256,7 @@ class LayoutParser(CallParser):
         may be if nothing ends calls. Text up to a mark that ends nothing is moved out of the buffer."""
         mark = self._value_end.replace(KEY, key)
         followers = [each[0] for each in (self._key, self._tail, self._section_end) if each]
+        # nothing ends the call: a value ends at its first mark
         if not (self._tail or self._section_end):
             followers = [""]
         at = certain = undecided = 0
@@ -261,6 +264,7 @@ class LayoutParser(CallParser):
             at = found + len(mark)
             after = _first_text(self._buffer, at)
             left = len(self._buffer) - after
+            # a mark within a value is text unless a key or the end of the call follows it
             if any(self._buffer.startswith(each, after) for each in followers) or (
                 last and not left
             ):
@@ -273,6 +277,7 @@ class LayoutParser(CallParser):
                 self._needs_text = undecided == 1 and not left
             elif not undecided:
                 certain = at
+        # read up to here for good, so that a long value is not searched again
         if certain:
             self._read.append(self._buffer[:certain])
             self._buffer = self._buffer[certain:]
@@ -284,6 +289,7 @@ class LayoutParser(CallParser):
         schema: Mapping[str, Any] = self._schemas.get(self._name) or {}
         own = argument_schema(schema, key)
         layout = self._layout
+        # models that know XML write texts so
         if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
             return text[len(_CDATA[0]) : -len(_CDATA[1])]
         # the mark after the key tells texts from other values

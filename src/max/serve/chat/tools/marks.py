@@ -49,6 +49,7 @@ class BufferedParser:
         self._late.append(text)
         if self._awaited:
             end = self._seen + text
+            # the end that may be the start of the mark, one character less than it
             self._seen = end[max(len(end) - len(self._awaited) + 1, 0) :]
             if self._awaited not in end:
                 return []

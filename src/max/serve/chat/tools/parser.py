@@ -123,6 +123,7 @@ class ToolParser(BufferedParser):
         if mark and bare.startswith(mark):
             self._enter(self._buffer[: space + len(mark)], space + len(mark))
             return True
+        # an object at the start may be a call without a mark
         if bare.startswith("{"):
             self._enter(self._buffer[:space], space)
             return True
@@ -152,6 +153,7 @@ class ToolParser(BufferedParser):
             self._buffer = bare[len(closing) :]
             self._leave(parts)
             return True
+        # its rest may come
         if closing and closing.startswith(bare):
             return False
         self._leave(parts)

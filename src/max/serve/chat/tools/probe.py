@@ -101,6 +101,7 @@ def probe_use(render: Render) -> TemplateUse:
     question = [{"role": "user", "content": QUESTION}]
     described = DESCRIBED in (render_probe(render, question, TOOLS) or "")
     best: tuple[tuple[object, ...], TemplateUse] | None = None
+    # from OpenAI's own form to those that fewer templates want; the first of equal cost stays
     for null, text, short in product((False, True), repeat=3):
         use = TemplateUse(True, described, text, null, short)
         message = use.message([(FIRST, ARGUMENTS)], "")
@@ -110,10 +111,13 @@ def probe_use(render: Render) -> TemplateUse:
         _, at, answer = found.rpartition(QUESTION)
         ids = SHORT_IDS if short else IDS
         result = {"role": "tool", "content": ANSWER, "tool_call_id": ids[0], "name": FIRST}
+        # the template has written an empty content as Python's None
         if not at or answer.count(TEXT) != 1 or FIRST not in answer or "None" in answer:
             continue
+        # templates may check identifiers only where the result comes
         refused = render_probe(render, [*question, message, result], TOOLS) is None
         odd = str(ARGUMENTS) in answer or json.dumps(json.dumps(ARGUMENTS))[1:-1] in answer
+        # least is best; `odd`: the arguments stand in it as Python's dict or as a quoted text
         cost = (refused, odd, text, short, len(answer))
         if best is None or cost < best[0]:
             best = (cost, use)

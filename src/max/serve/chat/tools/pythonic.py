@@ -150,12 +150,14 @@ def parsed_call(text: str) -> tuple[str, dict[str, Any]] | None:
     """The name and the arguments of a call; None if the text is not a call."""
     try:
         source = _one_line(text.strip())
+        # parsed, never run
         node = ast.parse(source, mode="eval").body
         if not isinstance(node, ast.Call) or node.args:
             return None
         if not all(keyword.arg for keyword in node.keywords):
             return None
         values = {str(keyword.arg): _value(keyword.value, source) for keyword in node.keywords}
+        # raises for what JSON cannot write, such as complex numbers or bytes
         json.dumps(values, allow_nan=False)
         return ast.unparse(node.func), values
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
@@ -180,6 +182,7 @@ def _one_line(text: str) -> str:
 
 
 def _value(node: ast.expr, source: str) -> Any:
+    # models write JSON's words among Python's
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):

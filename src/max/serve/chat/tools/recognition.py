@@ -70,11 +70,13 @@ def tools_of_template(render: Render, template: str, ends: Iterable[str] = ()) -
     if not template:
         return TemplateTools(TemplateUse(), format_of_template(template))
     use = probe_use(render)
+    # known by its marks: its channels are no layout of calls
     if harmony.CHANNEL in template and "functions." in template:
         return TemplateTools(use, HARMONY)
     reasoning = derived_marks(render)
     if reasoning is None and (channels := channel_marks(render, use)) is not None:
         use, reasoning = replace(use, channels=channels), (channels.begin, channels.end)
+    # a template may strip the reasoning of earlier answers, so that a probe shows no marks
     if reasoning is None and THINK[0] in template:
         reasoning = THINK
     if use.renders_calls and (derived := derive(render, use, ends)) is not None:
@@ -102,6 +104,7 @@ def _format(derived_calls: DerivedCalls, template: str) -> ToolFormat | None:
     keys = {"name_key": derived_calls.name_key, "arguments_key": derived_calls.arguments_key}
     found = replace(found, **keys, syntax="json")
     begin = layout.section + layout.head[: layout.head.index("{")]
+    # without the list's bracket, which models leave out for one call
     trigger = begin.strip().rstrip("[ \n")
     if not trigger:
         tag = _PYTHON_TAG if _PYTHON_TAG in template else ""

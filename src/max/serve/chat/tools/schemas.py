@@ -122,6 +122,7 @@ def _held_tool(tool: Tool, index: int, check: bool) -> tuple[Tool, list[str]]:
     try:
         if tool.strict:
             of_json_schema(tool.parameters)
+        # not compiled on its own: the caller compiles the grammar of all tools
         form = None if check else simple_schema(tool.parameters)
         form = form or loose_schema(tool.parameters)
     except UserError as error:

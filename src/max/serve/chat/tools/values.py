@@ -91,8 +91,10 @@ def typed_value(text: str, types: frozenset[str]) -> Any:
     # a literal of a type that is not allowed is a text
     if "string" in types and not _allowed(value, types):
         return text
+    # models write 3.0 where a schema wants 3
     if types == {"integer"} and isinstance(value, float) and value.is_integer():
         return int(value)
+    # quotes are part of a text whose type is not known
     if not types and isinstance(value, str):
         return text
     return value
@@ -149,6 +151,7 @@ class BareObjectEnd:
             if self._in_text:
                 end = text.find(mark, at)
                 if end < 0:
+                    # the mark may begin in the last characters
                     return max(at, len(text) - len(mark) + 1)
                 at, self._in_text = end + len(mark), False
             elif mark and text.startswith(mark, at):

@@ -56,6 +56,7 @@ class BackgroundResponse:
 
     def notify(self) -> None:
         """Wakes those that read the events."""
+        # a new event for later waits: those that wait hold the old one
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -67,6 +68,7 @@ class BackgroundResponse:
         """
         sent = after + 1
         while True:
+            # before the events are looked at, so that none is missed between look and wait
             changed = self._changed
             if sent < len(self.events):
                 data, sent = b"".join(self.events[sent:]), len(self.events)
@@ -126,6 +128,7 @@ class BackgroundResponses:
         """
         request = current_request()
         # the model stays loaded until the response has ended
+        # its connection may close, so nothing watches it
         context = replace(request, cleanups=request.cleanups, receive=None, trace=None)
         request.cleanups = []
         self._responses[identifier] = response
@@ -148,6 +151,7 @@ class BackgroundResponses:
         for identifier, each in list(self._responses.items()):
             if len(self._responses) <= MOST_RESPONSES and size <= MOST_BYTES:
                 return
+            # one that runs stays, however many there are; `check` limits them
             if each.ended:
                 size -= each.size
                 del self._responses[identifier]

@@ -53,6 +53,7 @@ async def compact(body: CompactBody, request: Request) -> Response:
     messages = await by_size(messages_with, body, history)
     job = await prepare(
         model,
+        # without tools, so that the answer is a text
         Conversation(
             request_id=new_id("resp"),
             messages=[*messages, {"role": "user", "content": _ASK}],

@@ -50,6 +50,7 @@ class ResponseWriter:
         """That of the open item, which has it when it is shown."""
         self._kind = ""
         namespaced = [tool for tool in body.tools or () if tool.type == "namespace"]
+        # the model knows a tool by its full name, clients by namespace and name
         self._namespaces = tools_of(namespaced, is_auto=True)[1]
         self._summarizes = body.reasoning is not None and body.reasoning.summary not in (
             None,
@@ -180,6 +181,7 @@ class ResponseWriter:
             case ContentPart(text):
                 begin = self._begin("message")
                 self._text.add(text)
+                # the item collects them, as its last event has all of them
                 logs = self._next_logs()
                 self._item()["content"][0]["logprobs"] += logs
                 place = self._place(content_index=0)
@@ -195,6 +197,7 @@ class ResponseWriter:
             case ToolCallPart(index, call_id, name):
                 return self._begin(f"call {index}", call_id, name)
             case ArgumentsPart(_, text):
+                # arguments come right after their call, so its item is the open one
                 custom = self._item()["type"] == "custom_tool_call"
                 self._text.add(text)
                 kind = "custom_tool_call_input" if custom else "function_call_arguments"
@@ -206,6 +209,7 @@ class ResponseWriter:
         if item is None:
             return b""
         self._set_text(item)
+        # only the last item is cut: those before it ended as the next one began
         cut = finish_reason in ("length", "cancelled")
         item["status"] = "incomplete" if cut else "completed"
         place = self._place()
@@ -318,6 +322,7 @@ class ResponseWriter:
         if part is not None:
             # the item's part grows, that of the event does not
             item[field] = [{name: [] if value == [] else value for name, value in part.items()}]
+        # before the events: `_place` reads the open item
         self._open, self._text = item, GrowingText()
         self._items.append(item)
         data = ended + self.event(
@@ -343,6 +348,7 @@ def usage_of(job: ChatJob, tokens: int) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": tokens,
+        # tokens are not counted by what they belong to
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": job.prompt_tokens + tokens,
     }

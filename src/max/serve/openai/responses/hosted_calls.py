@@ -38,6 +38,7 @@ def function_items(item: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """
     kind = item["type"]
     # local shells name the call by `id` in outputs
+    # calls and their outputs have to agree on it, as messages pair them by it
     identifier = item.get("call_id") or item.get("id")
     if kind in _CALLS:
         name, field = _CALLS[kind]
@@ -100,6 +101,7 @@ def _output_text(item: dict[str, Any], where: str) -> str:
         texts += [text for name in ("stdout", "stderr") if (text := str(each.get(name) or ""))]
         outcome = each.get("outcome")
         if isinstance(outcome, dict):
+            # of a shell; patches have no outcome
             code = outcome.get("exit_code")
             texts.append("timeout" if outcome.get("type") == "timeout" else f"exit code {code}")
     return "\n".join(texts)

@@ -59,6 +59,7 @@ def messages_of(items: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 if isinstance(name, str):
                     name = full_name(item.get("namespace"), name)
                 function = {"name": name, "arguments": arguments}
+                # the form of chat completions, which templates know
                 call = {"id": item.get("call_id"), "type": "function", "function": function}
                 last = messages[-1] if messages else {}
                 # a text and the calls after it are one message
@@ -118,6 +119,7 @@ def _one_message_of_the_user(messages: list[dict[str, Any]], summary: str) -> li
 
 def _reasoning(role: object, thoughts: list[str]) -> dict[str, str]:
     """The field with the reasoning before a message of the assistant, which is taken from the list."""
+    # of a message of another role it is dropped: templates show the assistant's only
     text = "\n".join(thoughts)
     thoughts.clear()
     return {"reasoning_content": text} if text and role == "assistant" else {}

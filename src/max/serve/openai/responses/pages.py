@@ -72,6 +72,7 @@ def page_of(
         raise ApiError(f"limit is {limit}; it must be from 1 to {MOST}", param="limit")
     listed = entries if order == "asc" else entries[::-1]
     if after is not None:
+        # identifiers of items are the clients' own, so several may be equal: the first one counts
         places = [at for at, each in enumerate(listed) if each.get("id") == after]
         if not places:
             raise ApiError(f"there is no item {short_text(after)}", param="after")

@@ -67,6 +67,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
         request: The connection.
     """
     state = state_of(request, body)
+    # before the model is awaited: later requests may push it out of the store
     previous = previous_response(body.previous_response_id, state)
     resolve_references(body, state)
     job = await job_of(body, state, () if previous is None else previous.items)
@@ -74,6 +75,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     stores = body.store is not False
     if body.background:
         return await _in_background(body, job, state, previous, request)
+    # responses of a WebSocket are kept for it even with store false
     if stores or CONNECTION_RESPONSES.get() is not None:
         keep = keeper(state, previous, body.input, stores)
     writer = await by_size(ResponseWriter, body, job, keep)
@@ -100,12 +102,14 @@ async def _in_background(
             param="store",
         )
     client = current_request().client
+    # before the task exists, which would run in any case
     state.background.check(client)
     keep = keeper(state, previous, body.input)
     writer = await by_size(ResponseWriter, body, job, keep)
     response = BackgroundResponse(client, writer.current_response)
     # its first events are there before the first reader
     response.add(writer.waiting())
+    # starts with the first read, in the task of the background
     parts = _stream(writer, job, state)
     state.background.begin(writer.identifier, response, parts, writer.error_event, keep)
     if body.stream:
@@ -117,6 +121,7 @@ def _stream(
     writer: ResponseWriter, job: ChatJob, state: ServerState
 ) -> AsyncGenerator[bytes, None]:
     def end(last: AnswerDelta) -> bytes:
+        # `response` stores it, with all of its items ended
         data = writer.end_item(last.finish_reason)
         response = writer.response(last.finish_reason, last.tokens)
         return data + writer.event(f"response.{response['status']}", response=response)

@@ -123,6 +123,7 @@ def keeper(
     size = len(encode_json(inputs))
 
     def keep(response: dict[str, Any]) -> None:
+        # only its size is used: the objects are kept
         data = encode_json(response)
         stored = StoredResponse(client, previous, inputs, response, size + len(data))
         if stores:
@@ -157,6 +158,7 @@ async def response(
         stream: Whether to send its events, which only one that is made in the background has.
         starting_after: The sequence number of the last event that the client has.
     """
+    # background first: its status is newer than what was stored
     made = state_of(request).background.find(response_id, current_request().client)
     if stream and made is not None:
         events = made.read(-1 if starting_after is None else starting_after)

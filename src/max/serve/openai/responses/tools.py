@@ -68,6 +68,7 @@ def tools_of(
                 tool = _tool(inner, part, field.name)
                 namespaces[tool.name] = (field.name or "", inner.name or "")
                 tools.append(tool)
+        # by their begin: types have dates, such as web_search_preview_2025_03_11
         elif field.type.startswith(_HOSTED) and is_auto:
             current_request().left_out.append(field.type)
         else:
@@ -107,5 +108,6 @@ def _tool(field: ResponseTool, where: str, namespace: str | None = None) -> Tool
     if field.type == "custom":
         custom = CustomField(name=name, description=field.description, format=field.format)
         return custom_tool(custom, where)
+    # no parameters: a call without arguments
     parameters = field.parameters or {"type": "object", "properties": {}}
     return Tool(name, field.description or "", parameters, bool(field.strict))

@@ -17,6 +17,7 @@ from max.serve.chat.tools.values import resolve_schema
 
 _COMBINATIONS = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 _DEPTH = 8
+# references multiply alternatives, so the number of schemas that are read has a limit
 _MOST_SCHEMAS = 500
 
 
@@ -92,6 +93,7 @@ class _Reader:
         if "const" in own:
             own["enum"] = [own.pop("const")]
         found = [own]
+        # each combination is a factor: the product of all is the list of alternatives
         for group in self._groups(schema, depth):
             if len(found) * len(group) > BRANCHES**2:
                 raise _TooManyError
@@ -169,6 +171,7 @@ class _Argument:
             for pattern, each in patterns.items()
             if misfit(self._name, {"pattern": pattern}) is None
         ]
+        # it is about names that neither keyword above has
         more = parameters.get("additionalProperties")
         if not found and isinstance(more, Mapping):
             return [more]

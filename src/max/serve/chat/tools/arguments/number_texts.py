@@ -36,6 +36,7 @@ def number_patterns(limits: Mapping[str, Any], whole: bool) -> tuple[list[str], 
     own = {key: limits[key] for key in limits if key in LIMITS}
     if not own:
         return [WORDS["integer" if whole else "number"]], []
+    # one form a number, without an exponent: limits are compared digit by digit
     patterns, lacks = [f"{_INTEGER}{'' if whole else _FRACTION}", _FEW_DIGITS], list[str]()
     for keyword, strict, upper in (
         ("minimum", False, False),
@@ -45,10 +46,12 @@ def number_patterns(limits: Mapping[str, Any], whole: bool) -> tuple[list[str], 
     ):
         if keyword not in own:
             continue
+        # the digits as JSON has them, not those of the binary fraction
         bound = Decimal(repr(own[keyword]))
         if len(format(abs(bound), "f").replace(".", "").strip("0")) > _MOST_DIGITS:
             lacks.append(keyword)
             continue
+        # an upper bound is the lower bound of the opposites
         patterns.append(_beyond(-bound if upper else bound, strict, upper))
     if "multipleOf" in own:
         multiples = _multiples(own, whole)
@@ -95,6 +98,7 @@ def _differing(digits: str, rest: str, greater: bool) -> list[str]:
 def _large(bound: Decimal, strict: bool) -> str:
     """The positive numbers from a bound on."""
     whole, fraction = _parts(bound)
+    # more digits before the point: greater, whatever they are
     options = [rf"[1-9][0-9]{{{len(whole)},}}(\.[0-9]+)?"]
     options += [rf"{each}(\.[0-9]+)?" for each in _differing(whole, "[0-9]{{{}}}", True)]
     ends = _differing(fraction, "[0-9]*", True)
@@ -108,9 +112,11 @@ def _large(bound: Decimal, strict: bool) -> str:
 def _small(bound: Decimal, strict: bool) -> str:
     """The numbers from zero to a bound that is positive."""
     whole, fraction = _parts(bound)
+    # fewer digits before the point: less, whatever they are
     options = [rf"[0-9]{{1,{len(whole) - 1}}}(\.[0-9]+)?"] if len(whole) > 1 else []
     options += [rf"{each}(\.[0-9]+)?" for each in _differing(whole, "[0-9]{{{}}}", False)]
     ends = _differing(fraction, "[0-9]*", False)
+    # a fraction that is a part of the bound's is less, as the rest is not zero
     ends += [fraction[:at] for at in range(1, len(fraction))]
     ends += [] if strict else [f"{fraction}0*"]
     if ends:
@@ -139,6 +145,7 @@ def _multiples(limits: Mapping[str, Any], whole: bool) -> str | None:
         first, last = ceil(Decimal(repr(least)) / step), floor(Decimal(repr(most)) / step)
         if last - first < _MOST_LISTED:
             return "|".join(str(number * step) for number in range(first, last + 1)) or "x"
+    # where a power of ten is a multiple, the last digits alone tell multiples
     for count in range(_MOST_ENDS + 1):
         power = 10**count
         if power % step == 0:

@@ -22,6 +22,7 @@ def object_alternatives(parameters: Mapping[str, Any]) -> tuple[list[dict[str, A
     """
     options = alternatives(parameters, parameters)
     if options is None:
+        # names at least, as a wrong one is the most common error of a call
         names = {name: {} for name, _ in listed_properties(parameters)}
         return [{"properties": names}], ["all but the names of its arguments"]
     found: list[dict[str, Any]] = []

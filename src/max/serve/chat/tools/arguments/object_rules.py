@@ -61,6 +61,7 @@ def other_arguments(
         # which of them have another schema is not known, so there are none
         return [], ["patternProperties"]
     listed = [re.escape(name) for name in parameters.get("properties") or ()]
+    # `~`: other names are all but the listed ones
     base = [expression(characters), *([f"~{expression('|'.join(listed))}"] if listed else [])]
 
     def names(fits: Sequence[str]) -> str:
@@ -71,6 +72,7 @@ def other_arguments(
         return " & ".join([*base, *terms])
 
     found: list[OtherArguments] = []
+    # a name may fit several patterns: then all of their schemas hold
     for count in range(1, len(patterns) + 1 if len(patterns) <= _MOST_CROSSED else 2):
         for chosen in combinations(patterns, count):
             schemas = [patterns[pattern] for pattern in chosen]
@@ -137,6 +139,7 @@ class CountedArguments:
     def rule(self) -> str | None:
         """The rule of all; None if there is none, or there would be too many."""
         highest = max(self._least, 1) if self._most is None else self._most
+        # a rule for each argument and each count up to the limit
         if min(highest, len(self._listed)) * len(self._listed) > _MOST_STATES:
             return None
         return self._rest(0, 0)
@@ -182,6 +185,7 @@ class CountedArguments:
             return None
         if count:
             return repetition(self._other(False), least, most)
+        # the first argument of a call is written without a comma
         more = repetition(self._other(False), max(least - 1, 0), None if most is None else most - 1)
         body = f"{self._other(True)} {more}"
         return body if least else f"({body})?"

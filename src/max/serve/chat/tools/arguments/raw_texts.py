@@ -48,6 +48,7 @@ FORMATS = {
 """Patterns of texts that have a format; others may have it too."""
 _ANY = r"[\s\S]*"
 _TEXT_KEYWORDS = frozenset(("pattern", "format", "minLength", "maxLength"))
+# what Python's `strip` takes off
 _SPACE = (
     r"[\t-\r\x1c-\x20\x85\xa0\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]*"
 )
@@ -138,6 +139,7 @@ class _FormWriter:
             return None
         if not self._texts:
             return self._words
+        # a text that reads as such a value would become one
         unlike = [_READINGS[kind] for kind in held]
         if read:
             # brackets may be around any value, and what begins like a list is left to the grammar of lists
@@ -184,6 +186,7 @@ class _FormWriter:
                 self.others.append({"const": value})
                 continue
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            # a value is held only where its text is read back as itself
             if self._tells_texts or typed_value(text, self._types) == value:
                 self._words.append(json.dumps(text))
             else:
@@ -225,6 +228,7 @@ def expression(pattern: str) -> str:
     text = re.sub(
         r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL
     )
+    # a terminal is one line
     text = re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\x{ord(match[0]):02x}", text)
     return f"/{text}/"
 
@@ -276,6 +280,7 @@ def whole_pattern(pattern: str) -> str | None:
     wholes: list[str] = []
     for each in _alternatives(pattern):
         begins = each.startswith("^")
+        # not after an odd number of backslashes, which make it a plain sign
         ends = each.endswith("$") and (len(each) - len(each[:-1].rstrip("\\"))) % 2 == 1
         inner = each[begins : len(each) - ends]
         if _has_places(inner) or not is_regex(f"(?:{inner})"):
