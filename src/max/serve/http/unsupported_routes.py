@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from max.serve.errors import ApiError, short_text
+from max.serve.errors import ApiError
 
 router = APIRouter(include_in_schema=False)
 
@@ -87,22 +87,6 @@ def _refusal(reason: str) -> Callable[[Request], Awaitable[Response]]:
     return refuse
 
 
-async def not_running(response_id: str) -> None:
-    """Answers that no response with this identifier runs, as none runs without a connection.
-
-    Args:
-        response_id: The identifier.
-
-    Raises:
-        ApiError: Status 404.
-    """
-    raise ApiError(
-        f"no response {short_text(response_id)} runs in the background: close the connection of one to end it",
-        status=404,
-    )
-
-
 for _path, _reason in _REASONS.items():
     for _form in (_path, f"{_path}/{{rest:path}}"):
         router.add_route(_form, _refusal(_reason), methods=_METHODS)
-router.add_api_route("/v1/responses/{response_id}/cancel", not_running, methods=["POST"])

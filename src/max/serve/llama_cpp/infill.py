@@ -23,6 +23,7 @@ from max.serve.openai.sampling_fields import LlamaSamplingFields
 from max.serve.openai.wire import encode_json, error_event, new_id
 from max.serve.requests.generation import TextSequence, generate_choices
 from max.serve.requests.infill import ExtraFile, infill_of, prompt_tokens
+from max.serve.requests.parts import GrowingText
 from max.serve.requests.request_context import current_request
 
 router = APIRouter(tags=["llama.cpp"], route_class=BodyRoute)
@@ -109,10 +110,11 @@ async def infill(body: InfillBody, request: Request) -> Response:
 
 
 async def _answer(model: ServedModel, sequence: TextSequence, state: ServerState) -> dict[str, Any]:
-    text, last = "", TextPiece("")
+    text, last = GrowingText(), TextPiece("")
     async for piece in _pieces(model, sequence, state):
-        text, last = text + piece.text, piece
-    return _part(model, sequence, text, last)
+        text.add(piece.text)
+        last = piece
+    return _part(model, sequence, text.text, last)
 
 
 async def _stream(
