@@ -12,7 +12,8 @@ import pytest
 
 from max.pipelines.core.draft_tree import LAST_TOKEN
 from max.pipelines.generation.drafts.drafter import KINDS
-from max.pipelines.generation.drafts.lengths import DraftingSeconds, DraftLengths, StepSeconds
+from max.pipelines.generation.drafts.durations import DraftingSeconds, StepSeconds
+from max.pipelines.generation.drafts.lengths import DraftLengths
 
 TRIED = (1, 2, 3, 5, 7, 11, 15, 23, 31)
 SEEDS = range(6)

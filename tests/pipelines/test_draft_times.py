@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 
 from max.interfaces import RequestID
-from max.pipelines.generation.drafts.lengths import (
-    LONGEST_RUN,
-    REST_STEPS,
-    DraftingSeconds,
-    DraftLengths,
-    StepSeconds,
-)
+from max.pipelines.generation.drafts.durations import DraftingSeconds, StepSeconds
+from max.pipelines.generation.drafts.lengths import LONGEST_RUN, REST_STEPS, DraftLengths
 
 
 @pytest.mark.parametrize(("once", "each"), [(0.8, 0.4), (0.0, 0.5), (2.0, 0.0)])

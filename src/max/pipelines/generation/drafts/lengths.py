@@ -8,8 +8,9 @@ from max._dataclass import dataclass
 from max.interfaces import RequestID
 from max.pipelines.core.draft_tree import LAST_TOKEN, path_outcomes, sibling_ranks
 from max.pipelines.generation.drafts.drafter import KINDS
+from max.pipelines.generation.drafts.durations import DraftingSeconds, Seconds, StepSeconds
 
-__all__ = ["DraftLengths", "DraftingSeconds", "StepSeconds"]
+__all__ = ["DraftLengths"]
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15, 23, 31)
 """The lengths of drafts, besides the longest that has room: few ones, so that the time of each is measured often."""
@@ -29,184 +30,12 @@ LEAST_GAIN = 0.03
 """The least share by which a draft must be expected to raise the tokens in a time."""
 MOST_CREDIT = 8
 """The time that drafts may lose at once, in plain steps."""
-ROW_SHARE = 0.05
-"""The assumed cost of a drafted token in its step, as a share of a plain step, until one is measured."""
 LONGEST_RUN = 64
 """The number of steps with drafts after which a plain one is measured again."""
 LONGEST_REST = 256
 """The number of steps without drafts after which steps with drafts are measured again."""
 REST_STEPS = 8
 """The number of steps without drafts after which calls have a step more: so a call delays what it finds by little."""
-COMMON_SHARE = 0.75
-"""The share of the change of a known time that is taken for one of the machine, which other steps share."""
-DRAFTING_FADING = 0.97
-"""The weight of what earlier drafts have shown of the time of drafting, after each draft."""
-LEAST_SPREAD = 0.1
-"""The variance of the lengths of drafts at which their times tell as much as the assumption that tokens take all."""
-FIRST_TIMES = 3
-"""The number of first times of a step whose least one counts, as graphs may be compiled in them."""
-
-
-@dataclass
-class _Seconds:
-    """A running mean of durations.
-
-    Args:
-        mean: The mean.
-        count: The number of durations.
-    """
-
-    mean: float
-    count: int = 1
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        if self.count <= FIRST_TIMES:
-            self.mean = min(self.mean, seconds)
-        else:
-            # one slow step says little: the machine may have been busy
-            self.mean += (min(seconds, 2 * self.mean) - self.mean) / 4
-
-
-class StepSeconds:
-    """The durations of decoding steps by the number of their requests and of drafted tokens."""
-
-    def __init__(self) -> None:
-        self._plain: dict[int, _Seconds] = {}
-        self._drafted: dict[int, dict[int, _Seconds]] = {}
-
-    def record(self, requests: int, num_drafted: int, seconds: float) -> None:
-        """Adds a step.
-
-        Args:
-            requests: The number of its requests.
-            num_drafted: The number of drafted tokens that it verified.
-            seconds: Its duration.
-        """
-        table = self._drafted.setdefault(requests, {}) if num_drafted else self._plain
-        key = num_drafted or requests
-        known = table.get(key)
-        if known is None:
-            table[key] = _Seconds(seconds)
-            return
-        before = known.mean
-        known.add(seconds)
-        if known.count <= FIRST_TIMES or not before > 0:
-            return
-        # what is compared was measured at other times: other work and the clock change all of it
-        common = (known.mean / before) ** COMMON_SHARE
-        plain = self._plain.get(requests)
-        for other in (*self._drafted.get(requests, {}).values(), *([plain] if plain else ())):
-            if other is not known:
-                other.mean *= common
-
-    def plain(self, requests: int) -> float | None:
-        """The duration of a step without drafts; None before two of as many requests were measured.
-
-        Args:
-            requests: The number of its requests.
-        """
-        known = self._plain.get(requests)
-        return None if known is None or known.count < 2 else known.mean
-
-    def of(self, requests: int, num_drafted: int) -> float | None:
-        """The estimated duration of a step that verifies drafted tokens; None before a plain one was measured.
-
-        Args:
-            requests: The number of its requests.
-            num_drafted: The number of drafted tokens.
-        """
-        plain = self.plain(requests)
-        if plain is None:
-            return None
-        # a time that was measured once or twice may be of a first run, and is not taken for more than the assumed one
-        known = {
-            count: min(
-                own.mean, plain * (1 + ROW_SHARE * count) if own.count < FIRST_TIMES else own.mean
-            )
-            for count, own in self._drafted.get(requests, {}).items()
-        }
-        if num_drafted in known:
-            return known[num_drafted]
-        below = max((count for count in known if count < num_drafted), default=0)
-        above = min((count for count in known if count > num_drafted), default=0)
-        first = known[below] if below else plain
-        assumed = max(first, plain * (1 + ROW_SHARE * num_drafted))
-        if not above:
-            return assumed
-        # at most on the line between both: kernels of few rows may take as long as those of one
-        line = first + (known[above] - first) * (num_drafted - below) / (above - below)
-        return min(line, assumed)
-
-    def doubt(self, requests: int) -> None:
-        """Lets steps with drafts be measured again, as their times may have changed.
-
-        Args:
-            requests: The number of their requests.
-        """
-        for known in self._drafted.get(requests, {}).values():
-            known.count = min(known.count, FIRST_TIMES - 1)
-
-
-class DraftingSeconds:
-    """The durations of drafting: a part for each draft, and one for each token, from a line through recent drafts."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._forget()
-
-    def _forget(self) -> None:
-        # weighted sums over drafts: of ones, of the numbers of tokens, of the durations, and of products of these
-        self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
-
-    def add(self, num_drafted: int, seconds: float) -> None:
-        """Adds a draft.
-
-        Args:
-            num_drafted: The number of its tokens, at least 1.
-            seconds: Its duration.
-        """
-        known = self.of(num_drafted)
-        self._count += 1
-        if 1 < self._count <= FIRST_TIMES:
-            if seconds >= known:
-                return  # graphs may be compiled in first drafts
-            self._forget()
-        elif known:
-            # one slow draft says little: the machine may have been busy
-            seconds = min(seconds, 2 * known)
-        sums = self._weight, self._tokens, self._seconds, self._squares, self._products
-        one = 1.0, num_drafted, seconds, num_drafted**2, num_drafted * seconds
-        self._weight, self._tokens, self._seconds, self._squares, self._products = [
-            DRAFTING_FADING * before + more for before, more in zip(sums, one, strict=True)
-        ]
-
-    def expected(self, num_drafted: int) -> float:
-        """The duration of a draft for choices: 0 until first drafts, in which graphs may be compiled, are over.
-
-        Args:
-            num_drafted: The number of its tokens.
-        """
-        return self.of(num_drafted) if self._count >= FIRST_TIMES else 0.0
-
-    def doubt(self) -> None:
-        """Lets a draft be measured again, as its time may have changed."""
-        self._count = min(self._count, FIRST_TIMES - 1)
-
-    def of(self, num_drafted: int) -> float:
-        """The estimated duration of a draft; 0 before one was measured.
-
-        Args:
-            num_drafted: The number of its tokens.
-        """
-        if not self._weight:
-            return 0.0
-        tokens, seconds = self._tokens / self._weight, self._seconds / self._weight
-        spread = self._squares / self._weight - tokens**2
-        shared = self._products / self._weight - tokens * seconds
-        # without drafts of several lengths, all of the time is that of tokens
-        slope = (shared + LEAST_SPREAD * seconds / tokens) / (spread + LEAST_SPREAD)
-        return seconds + min(max(slope, 0.0), seconds / tokens) * (num_drafted - tokens)
 
 
 @dataclass
@@ -223,6 +52,7 @@ class _Share:
 
     def mean(self, otherwise: float) -> float:
         """The share of right tokens, nearer to another one the fewer were tried."""
+        # the mean of a beta distribution whose prior has PRIOR_TOKENS trials
         return (self.right + PRIOR_TOKENS * otherwise) / (self.trials + PRIOR_TOKENS)
 
     def fade(self, factor: float) -> None:
@@ -253,7 +83,7 @@ class DraftLengths:
         self._spent = 0.0  # for drafting since the last step
         self._run = 0  # steps with drafts since the last plain one
         self._rest = 0  # plain steps since the last one with drafts
-        self._after: _Seconds | None = (
+        self._after: Seconds | None = (
             None  # what the first plain execution after drafts takes more than others
         )
 
@@ -315,6 +145,7 @@ class DraftLengths:
         """
         most = min(self.most, room)
         share = self.share(request_id, kind)
+        # a token counts only if all before it are right
         chances = [share**count for count in range(1, most + 1)]
         return self._best_count(requests, num_drafted, chances, kind)
 
@@ -347,6 +178,7 @@ class DraftLengths:
         other = self._mean(request_id, ~kind, FIRST_OTHER_SHARE)
         chances: list[float] = []
         for parent, rank in zip(parents, sibling_ranks(parents), strict=True):
+            # a sibling is right if those before it are wrong and it is the right one of the others
             own = share if not rank else (1 - share) * (1 - other) ** (rank - 1) * other
             chances.append(own if parent == LAST_TOKEN else own * chances[parent])
         # no token is likelier than its parent, which comes first among equal ones
@@ -382,6 +214,7 @@ class DraftLengths:
             if count not in LENGTHS and count < len(chances):
                 continue
             more = self._seconds_of(requests, num_drafted + count) - before
+            # if a token is wrong, the state goes back, and the next step reads the right ones again
             if self._reads_again:
                 rows = 1 + round(expected)
                 more += (1 - right) * (self._seconds_of(requests, rows) - plain)
@@ -403,6 +236,7 @@ class DraftLengths:
             num_accepted: The number of right ones.
             kind: The kind of the draft.
         """
+        # tokens after the first wrong one were not tried
         self._record(request_id, kind, min(num_accepted + 1, num_drafted), num_accepted)
 
     def record_tree(
@@ -454,6 +288,7 @@ class DraftLengths:
             self.seconds.doubt(requests)
             for drafting in self._drafting.values():
                 drafting.doubt()
+        # not the first plain one after drafts, which prepares all its inputs anew
         if num_drafted or not run or plain is None:
             self.seconds.record(requests, num_drafted, seconds)
         if not num_drafted:
@@ -466,11 +301,12 @@ class DraftLengths:
         if num_drafted:
             # as it is estimated from several steps: a slow one may be slow for another reason
             spent = self._seconds_of(requests, num_drafted) - plain + self._spent
+            # what right tokens would have taken without drafts, less what drafts took
             self._credit += num_accepted * plain / requests - spent
         elif run:
             more = max(seconds - plain, 0.0) * steps
             if self._after is None:
-                self._after = _Seconds(more)
+                self._after = Seconds(more)
             else:
                 self._after.add(more)
             self._credit -= self._after.mean
