@@ -41,6 +41,7 @@ from max.pipelines.generation.steps.step_tokens import (
     bounded_steps,
     last_logits,
     log_probabilities_of_step,
+    steps_with_room,
     with_closing_tokens,
 )
 from max.pipelines.kv_cache.saved_states import rewind_states, save_states
@@ -139,13 +140,7 @@ class Replica(Generic[TextGenerationContextType]):
         Raises:
             ValueError: The sequence has no room for a token.
         """
-        left = context.compute_num_available_steps(self.model.max_seq_len)
-        if left <= 0:
-            raise ValueError(
-                f"request {context.request_id} has {context.current_length} tokens, and the context "
-                f"holds {self.model.max_seq_len}"
-            )
-        return min(num_steps, left)
+        return steps_with_room(num_steps, context, self.model.max_seq_len)
 
     def reserve(self, batch: Sequence[TextGenerationContextType], num_steps: int) -> int:
         """Reserves the pages of a batch.
@@ -185,6 +180,7 @@ class Replica(Generic[TextGenerationContextType]):
         """
         last, self._reusable = self._reusable, None
         drafted = max(map(draft_length, batch))
+        # the graph with the logits of prompts, whose steps are not repeated
         if model is not None and model is not self.model:
             return model.prepare_initial_token_inputs(
                 batch, self.cache.get_runtime_inputs(batch, num_steps)
@@ -263,6 +259,7 @@ class Replica(Generic[TextGenerationContextType]):
             if rows is None or not rows.all_drafted:
                 tokens = self._next_tokens(outputs, batch, step, masks)
             elif enable_log_probs:
+                # the last of each is the token after the right ones, which the logs below are of
                 tokens = Tensor.from_numpy(np.array([own[-1] for own in verified], np.int64))
             else:
                 break
@@ -289,6 +286,7 @@ class Replica(Generic[TextGenerationContextType]):
                 and model.continues_steps
             ):
                 self._reusable = ReusableInputs.of(batch, model_inputs, tokens)
+        # [steps, batch], transposed to a list for each request
         new_tokens: list[list[int]] = np.array(steps).T.tolist() if steps else verified
         if rows is not None:
             new_tokens = [own or one for own, one in zip(verified, new_tokens, strict=True)]
@@ -297,6 +295,7 @@ class Replica(Generic[TextGenerationContextType]):
         rewound = () if rows is None else rewind_states(self.cache.slots, batch, verified)
         # a drafted batch runs one step, which has no others
         count = len(steps) or 1
+        # one that ended early, as by NaN, has no time of a whole execution
         if count == num_steps:
             self._measure(batch, rows, verified, begin, num_steps)
         return self._result(batch, new_tokens, count, logs, rewound)
@@ -313,6 +312,7 @@ class Replica(Generic[TextGenerationContextType]):
         if self.drafts is None:
             return
         again = self.drafts.rows_again(batch)
+        # each request has one token besides its draft and what it reads again: no prompts
         if all(
             c.active_length - draft_length(c) - n == 1 for c, n in zip(batch, again, strict=True)
         ):
@@ -380,6 +380,7 @@ class Replica(Generic[TextGenerationContextType]):
         if self.records_tokens:
             self.cache.step(batch)
         if self.drafts is not None:
+            # last: it drafts from the texts with their new tokens
             self.drafts.propose(batch)
         return StepResult(outputs, steps)
 

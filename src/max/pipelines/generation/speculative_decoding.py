@@ -36,7 +36,7 @@ from max.pipelines.generation.drafts.rejection import (
     uniform_numbers,
 )
 from max.pipelines.generation.drafts.vocabularies import check_vocabularies, vocabulary_size
-from max.pipelines.generation.steps.step_tokens import last_logits
+from max.pipelines.generation.steps.step_tokens import last_logits, steps_with_room
 from max.pipelines.generation.text_generation import TextGenerationPipeline
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.models.pipeline_model import PipelineModel, WeightsAdapter
@@ -69,6 +69,7 @@ class SpeculativeDecodingMetrics:
     def tokens_per_step(self) -> float:
         """The mean number of tokens that a request gets of a step that verifies a draft; 0 before the first draft."""
         steps = self.verified_steps
+        # each verified step gives the right tokens and one more
         return (self.draft_tokens_accepted + steps) / steps if steps else 0.0
 
 
@@ -191,13 +192,7 @@ class SpeculativeDecodingTextGenerationPipeline(
         Raises:
             ValueError: The sequence has no room for a token.
         """
-        left = context.compute_num_available_steps(model.max_seq_len) - is_draft
-        if left <= 0:
-            raise ValueError(
-                f"request {context.request_id} has {context.current_length} tokens, and the context holds "
-                f"{model.max_seq_len}"
-            )
-        return min(num_steps, left)
+        return steps_with_room(num_steps, context, model.max_seq_len, int(is_draft))
 
     def prepare_batch(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -243,6 +238,7 @@ class SpeculativeDecodingTextGenerationPipeline(
             offsets = merged_draft_offsets.to(CPU()).to_numpy().astype(np.int64).tolist()
             for context, begin, end in zip(batch, offsets[:-1], offsets[1:], strict=True):
                 own = tokens[begin:end].tolist()
+                # the merged tokens begin with those of the request itself
                 cast(Any, context).set_draft(own[context.active_idx - context.start_idx :])
         self._kv_manager.reserve(batch, 1)
         cache = self._kv_manager.get_runtime_inputs(batch)
@@ -289,7 +285,7 @@ class SpeculativeDecodingTextGenerationPipeline(
         floor = Tensor.from_numpy(np.zeros(len(batch), np.float32)).to(logits.device)
         inputs = SamplingInputs(temperature, top_k, top_p, floor, seed)
         tokens = self._sampler.sample_with(logits, inputs)
-        chosen = tokens.to(CPU()).to_numpy()[:, None]
+        chosen = tokens.to(CPU()).to_numpy()[:, None]  # [batch, 1]
         of_chosen = np.take_along_axis(logits.to(CPU()).to_numpy(), chosen, 1)
         joined = [
             Tensor.from_numpy(np.concatenate([before.to(CPU()).to_numpy(), new], 1))
@@ -384,12 +380,13 @@ class SpeculativeDecodingTextGenerationPipeline(
         assert outputs.logit_offsets is not None  # the configuration drafts tokens
         ends = outputs.logit_offsets.to(CPU()).to_numpy()[1:].astype(np.int64)
         logits = outputs.logits.to(CPU()).to_numpy()
-        drafted = draft_tokens.to(CPU()).to_numpy().tolist()
-        draft = softmax(all_draft_logits.to(CPU()).to_numpy())
+        drafted = draft_tokens.to(CPU()).to_numpy().tolist()  # [batch, count]
+        draft = softmax(all_draft_logits.to(CPU()).to_numpy())  # [count, batch, vocab]
         kept: list[int] = []
         others: list[list[int]] = []
         for row, context in enumerate(context_batch):
             params, end = context.sampling_params, int(ends[row])
+            # [count + 1, vocab]: before, between and after the drafted tokens
             target = softmax(sampled_logits(logits[end - count - 1 : end], [params] * (count + 1)))
             numbers = [
                 uniform_numbers(params.seed, context.active_idx + step) for step in range(count + 1)
@@ -429,6 +426,7 @@ class SpeculativeDecodingTextGenerationPipeline(
             num_draft_tokens_generated: The number of drafted tokens of each.
         """
         count = num_draft_tokens_generated
+        # [batch, count + 1]
         replaced = np.concatenate([recovered_tokens, bonus_tokens.ravel()[:, None]], 1)
         for row, context in enumerate(context_batch):
             kept = int(first_rejected_tokens.ravel()[row])

@@ -40,6 +40,7 @@ __all__ = [
     "last_logits",
     "log_probabilities_of_step",
     "reasoning_limit",
+    "steps_with_room",
     "with_closing_tokens",
 ]
 
@@ -72,7 +73,7 @@ def log_probabilities_of_step(
         if not context.log_probabilities:
             entries.append(None)
             continue
-        rows, chosen = last[row : row + 1], [int(tokens[row])]
+        rows, chosen = last[row : row + 1], [int(tokens[row])]  # [1, vocab]
         if wants_prompt_logits(context):
             if offsets is None:
                 raise ValueError(
@@ -82,6 +83,7 @@ def log_probabilities_of_step(
             # a chunk, which the prompt's next token follows
             if context.active_idx < context.end_idx:
                 chosen = [int(context.all_tokens[context.active_idx])]
+            # row i of a prompt predicts its token i + 1
             chosen = [*context.next_tokens[1:].tolist(), *chosen]
         logged = getattr(context, "logged_tokens", ())
         entries.append(log_probabilities.of_rows(rows, chosen, context.log_probabilities, logged))
@@ -91,6 +93,28 @@ def log_probabilities_of_step(
 def reasoning_limit(context: TextGenerationContext) -> ReasoningLimit | None:
     """The limit on the reasoning of a request; contexts of other classes have no limit."""
     return context.reasoning_limit if isinstance(context, TextContext) else None
+
+
+def steps_with_room(
+    num_steps: int, context: TextGenerationContext, longest: int, later: int = 0
+) -> int:
+    """The number of steps for which a request has room, at least 1.
+
+    Args:
+        num_steps: The maximum.
+        context: The request.
+        longest: The number of tokens that the context of the model holds.
+        later: The number of tokens that follow the steps.
+
+    Raises:
+        ValueError: There is no room for a token.
+    """
+    left = context.compute_num_available_steps(longest) - later
+    if left <= 0:
+        raise ValueError(
+            f"request {context.request_id} has {context.current_length} tokens, and the context holds {longest}"
+        )
+    return min(num_steps, left)
 
 
 def bounded_steps(num_steps: int, context: TextGenerationContext, tokenizer: object) -> int:
@@ -111,6 +135,7 @@ def bounded_steps(num_steps: int, context: TextGenerationContext, tokenizer: obj
     limit = reasoning_limit(context)
     if limit is None:
         return num_steps
+    # the next steps sample with it, so it has to know where reasoning stands
     if limit.sets_temperature:
         limit.observe(*_answer_of(context, tokenizer))
     return limit.bounded_steps(num_steps, len(context.generated_tokens))
