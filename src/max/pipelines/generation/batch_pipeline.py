@@ -58,6 +58,7 @@ class StepResult(dict[RequestID, TextGenerationOutput]):
     ) -> None:
         super().__init__(outputs)
         if steps is None:
+            # a pipeline of a program that gives no number: its longest answer tells
             steps = max([len(output.tokens) for output in outputs.values()], default=0)
         self.steps = steps
         """How often the model ran."""
@@ -292,6 +293,7 @@ def limits_of(pipeline: BatchPipeline[Any], are_steps_read: bool = False) -> Sch
         enable_chunked_prefill=config.enable_chunked_prefill,
         enable_in_flight_batching=config.enable_in_flight_batching,
         max_num_steps=steps,
+        # a number that the user has set is kept, however long its steps take
         max_seconds=longest if config.finds_num_steps else None,
         max_batch_context_length=config.max_batch_context_length,
         mixed_step_ratio=MIXED_STEP_RATIO,

@@ -82,6 +82,7 @@ class StepRecorder:
         """
         milliseconds = seconds * 1e3
         if steps:
+            # a bound belongs to the bucket below it, as in Prometheus
             self._counts[bisect.bisect_left(STEP_BOUNDS_MS, milliseconds / steps)] += steps
             self._milliseconds += milliseconds
 
@@ -143,6 +144,7 @@ class Engine:
         """
         with self._lock:
             self._changes.append(_Submission(context, priority, client))
+        # a call of several steps ends, so that the request joins the next batch
         self.interrupt()
 
     def cancel(self, request_id: RequestID) -> None:
@@ -215,6 +217,7 @@ class Engine:
         if pipeline is None:
             raise RuntimeError("the pipeline of this engine was deleted")
         batch = list(inputs.batch.values())
+        # most batches have no new request
         if self._new:
             now, started = time.time(), list[tuple[RequestID, float, int, Miss | None]]()
             for context in batch:
@@ -224,6 +227,7 @@ class Engine:
                     started.append((context.request_id, now, context.start_idx, miss))
             with self._lock:
                 self._started += started
+        # as they are before the batch, for an interrupt
         lengths = [context.current_length for context in batch]
         # the scheduler is not timed: its estimates are of the model
         start = time.perf_counter()

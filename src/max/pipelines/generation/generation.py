@@ -78,6 +78,7 @@ class TextGenerator(ABC, Generic[ContextT]):
             tokens[output.request_id] += output.tokens
             logs[output.request_id] += output.log_probabilities or []
             status[output.request_id] = output.final_status
+        # in the order of the contexts, not of their ends
         return [
             TextGenerationOutput(key, tokens[key], status[key], logs[key] or None)
             for key in (context.request_id for context in contexts)
@@ -258,6 +259,7 @@ class Generation(TextGenerator[TextGenerationContext]):
         """Hands over to another waiting thread."""
         self._driving.release()
         with self._guard:
+            # all of them: which one has open requests left is seen when it wakes
             for call in self._calls:
                 call.news.set()
 

@@ -48,6 +48,7 @@ class StepLog:
         self._end = now
         assert self._begun is not None
         line = json.dumps({**asdict(self._begun), "steps": steps, "seconds": seconds})
+        # one write to a file that is appended to: lines of several engines do not mix
         os.write(self._file, line.encode() + b"\n")
 
     def close(self) -> None:

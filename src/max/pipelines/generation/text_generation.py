@@ -311,6 +311,7 @@ class TextGenerationPipeline(
             )
         pairs = zip(self.replicas, batches, strict=False)
         return [
+            # by adapter: rows of one adapter are side by side
             (replica, sorted(batch.values(), key=lambda context: getattr(context, "adapter", "")))
             for replica, batch in pairs
             if batch

@@ -68,6 +68,7 @@ class DraftedText(TextContext):
         length = min(len(own), len(tokens))
         (different,) = (own[:length] != tokens[:length]).nonzero()
         common = int(different[0]) if different.size else length
+        # the prompt itself has changed: nothing of the text is left
         if common < len(self.prompt_tokens):
             return None
         self.truncate(common)
@@ -154,10 +155,13 @@ class ModelDrafter(BatchDrafter):
             self._run(level, 1)
             self._run([*texts.values()], steps - 1)
         else:
+            # those that were behind have run one of the steps
             self._run([*texts.values()], steps - bool(behind))
         drafts: list[Sequence[int]] = [()] * len(contexts)
         for row, text in texts.items():
+            # shorter drafts than those of others were written as well, and are cut
             drafted = text.all_tokens[contexts[row].current_length :][: most[row]].tolist()
+            # a draft model may have more tokens, as padding, which the model has no logits of
             known = next((n for n, token in enumerate(drafted) if token >= self.vocabulary), None)
             drafts[row] = drafted[:known]
         return drafts
@@ -264,6 +268,7 @@ class ModelDrafter(BatchDrafter):
             room = self._model.longest - context.current_length
             tokens = context.all_tokens
             text = self._texts.pop(context.request_id, None)
+            # only new tokens, as the earlier ones were checked
             begin = 0 if text is None else min(text.current_length, len(tokens))
             if steps[row] > room or (tokens[begin:] >= self._model.vocabulary).any():
                 self._close(context.request_id)
@@ -288,6 +293,7 @@ class ModelDrafter(BatchDrafter):
 
     def _chunk_end(self, text: DraftedText, length: int) -> int | None:
         """Where the next chunk of a text ends that is to be read before the steps of a draft; None: there is none."""
+        # then the last chunk gives the first drafted token
         whole = length == text.end_idx
         end = min(length, text.start_idx + self._chunk)
         if end <= text.start_idx or (whole and end == length):

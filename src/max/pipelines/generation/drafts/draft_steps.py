@@ -109,6 +109,7 @@ class DraftSteps:
         if method is None or not config.drafts_tokens:
             return None
         slots = cache.slots
+        # wrong tokens are taken back, so a recurrent state has to be saved before them
         if not model.verifies_drafts or (slots is not None and not slots.spares):
             if method is SpeculativeMethod.auto:
                 return None
@@ -188,6 +189,7 @@ class DraftSteps:
                 most.append(room)
         if chunks:
             self._drafter.read(chunks)
+        # after chunks the next step reads prompts, which hides what drafts take
         if contexts and self.lengths.may_draft(len(batch)):
             self._draft(contexts, most, len(batch), sum(self.rows_again(batch)))
         if chunks:
@@ -207,6 +209,7 @@ class DraftSteps:
         self, contexts: Sequence[TextContext], most: Sequence[int], requests: int, again: int
     ) -> None:
         """Drafts tokens of requests: each drafter those of the requests that the ones before it have no guess for."""
+        # count: the rows of the step besides one for each request
         left, count = list(zip(contexts, most, strict=True)), again
         for first_kind, drafter in self._drafter.parts:
             if not left:
@@ -229,6 +232,7 @@ class DraftSteps:
             for (context, room), tokens in zip(asked, proposed, strict=True):
                 if not tokens:
                     continue
+                # before the kind is asked for, which depends on it
                 self._drafter.drafted_by(context.request_id, drafter)
                 if drafter.takes_steps:
                     context.set_draft(_tokens_within_grammar(context, tokens))

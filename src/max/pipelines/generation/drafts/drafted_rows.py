@@ -47,6 +47,7 @@ class _Row:
     def get_min_token_logit_mask(self, num_steps: int) -> list[npt.NDArray[np.int32]]:
         """The tokens that are forbidden before the minimum length."""
         count = len(self.drafted_tokens)
+        # as if the drafted tokens were steps of one call: the masks of those are dropped
         return self.context.get_min_token_logit_mask(count + num_steps)[count:]
 
     def __getattr__(self, name: str) -> Any:
@@ -202,6 +203,7 @@ def _rows_of(context: TextContext) -> list[_Row]:
         before = rows[parent + 1]
         matcher = before.matcher
         if matcher is not None:
+            # rows of several branches follow the same one
             matcher = matcher.deep_copy()
             matcher.consume_token(token)
         rows.append(_Row(context, (*before.drafted_tokens, token), matcher))

@@ -118,6 +118,7 @@ class HeadDrafter(BatchDrafter):
             row.advance(tokens[0])
         # requests with shorter drafts take no part in later steps, as they have no pages for these
         left, done = range(len(own)), 1
+        # negative: the logits were all NaN, so nothing follows
         while left := [n for n in left if most[kept[n]] > done and written[n][-1] >= 0]:
             steps = min(most[kept[n]] for n in left) - done
             more = self._steps([texts[n] for n in left], steps)
@@ -151,6 +152,7 @@ class HeadDrafter(BatchDrafter):
         """
         text = self._texts.get(context.request_id)
         if text is not None:
+            # place i needs token i + 1, and that after the prompt may be another one
             text.read = min(text.read, len(context.prompt_tokens) - 1)
 
     def forget(self, request_id: RequestID) -> None:
@@ -217,6 +219,7 @@ class HeadDrafter(BatchDrafter):
         """Runs steps after the first one; returns the tokens of each row, fewer if the loop has ended early."""
         batch, loop = cast(Sequence[TextGenerationContext], rows), self._loop
         if steps > 1 and loop is not None and loop.usable:
+            # history: [steps, rows]
             written = loop.run(self._inputs(batch), batch, steps).history.T.tolist()
             for row, own in zip(rows, written, strict=True):
                 row.advance(own[-1], len(own))

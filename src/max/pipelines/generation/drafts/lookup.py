@@ -53,7 +53,7 @@ class LookupDrafter(Drafter):
         """
         tokens = context.all_tokens
         # the ends of earlier runs that are equal to the last tokens, for longer and longer runs
-        ends = np.flatnonzero(tokens[:-1] == tokens[-1])
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # [places]: ends of runs of one token
         best, shorter, length = ends, ends[:0], 0
         while ends.size and length < LONGEST_MATCH:
             best, shorter, length = ends, best, length + 1
@@ -110,4 +110,5 @@ def _by_likeness(tokens: npt.NDArray[Any], ends: npt.NDArray[np.intp]) -> npt.ND
     # [places, WINDOW]: before the start of the text there is no token
     places = ends[:, None] - np.arange(WINDOW)
     equal = np.isin(tokens[np.maximum(places, 0)], tokens[-WINDOW:]) & (places >= 0)
+    # lexsort: by the last key first, ascending
     return ends[np.lexsort((ends, equal.sum(1)))[::-1]]

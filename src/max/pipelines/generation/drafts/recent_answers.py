@@ -59,6 +59,7 @@ class RecentAnswersDrafter(Drafter):
         tokens = context.all_tokens
         if len(tokens) < MATCH:
             return ()
+        # of the same salt and adapter only: answers of others would leak through times
         places = self._places.get(_key(context.cache_salt, context.adapter, tokens, len(tokens)))
         if not places:
             return ()
@@ -106,6 +107,7 @@ class RecentAnswersDrafter(Drafter):
         self.tokens -= len(answer)
         for end in range(MATCH, len(answer)):
             key = _key(salt, adapter, answer, end)
+            # later answers may have the same run
             places = [place for place in self._places.get(key, ()) if place[0] is not answer]
             if places:
                 self._places[key] = places

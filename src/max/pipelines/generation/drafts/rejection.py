@@ -46,6 +46,7 @@ def sampled_logits(
             total = np.cumsum(weights[order])
             # the smallest set of the likeliest tokens whose probability reaches top_p
             order = order[: np.count_nonzero(total < own.top_p * total[-1]) + 1]
+        # weights are relative to the likeliest token, whose weight is 1
         order = order[weights[order] >= own.min_p]
         out[order] = scores[order]
     return sampled
@@ -74,10 +75,13 @@ def kept_tokens(
         all of them.
     """
     count, replacements = len(drafted_tokens), list[int]()
+    # backward, so that the first rejected token is the last to be noted
     for step in reversed(range(len(drafted_tokens))):
         p, q, token = target[step], draft[step], drafted_tokens[step]
+        # kept with the probability min(1, p / q)
         if not uniform[step, 0] * q[token] < p[token]:
             count = step
+        # of a rejected token the distribution is max(p - q, 0), scaled to 1
         rest = np.maximum(p - q, 0)
         # equal distributions reject nothing, so that any distribution is valid
         replacements.append(_inverse(rest if rest.sum() > 0 else p, uniform[step, 1]))

@@ -86,6 +86,7 @@ class Arrivals:
         elif not isinstance(message, GenerationRequest):
             put(message)
         elif message.log_probabilities and message.log_probabilities_echo:
+            # `prepare` reads the files of its adapter, if it names one
             self._put_after(self._loader, self._pipeline.load_prompt_logits, message, put)
         else:
             self._put_with_adapter(message, put)
@@ -183,6 +184,7 @@ class Arrivals:
 
     def _compile(self, request: GenerationRequest) -> Arrival:
         """Prepares a request with a grammar, unless it was cancelled while it waited for the compiler."""
+        # read without a lock: a cancellation that comes later only costs the compilation
         if RequestID(request.request_id) in self._cancelled:
             return Arrival(request)
         return self._prepare(request)

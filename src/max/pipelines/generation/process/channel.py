@@ -130,6 +130,7 @@ class PickleCodec:
         return pickle.loads(frame)
 
 
+# big-endian length before each frame; -1 announces one of 64 bits
 _LENGTH, _LONG_LENGTH = struct.Struct("!i"), struct.Struct("!iQ")
 
 

@@ -55,6 +55,7 @@ class Sampling:
         return SamplingParams(**{**asdict(self), "logit_bias": dict(self.logit_bias) or None})
 
 
+# all but the last one, logit_bias, whose form differs
 _sampling_values = attrgetter(*(field.name for field in fields(Sampling)[:-1]))
 
 
@@ -161,6 +162,7 @@ class GenerationRequest:
         """
         tokens: list[int] = arguments["tokens"]
         check_prompt(len(tokens), arguments["max_length"])
+        # cheaper than the constructor, which sets each field anew
         return replace_fields(
             _NO_REQUEST,
             tokens=tuple(tokens),

@@ -54,6 +54,7 @@ class PrefixKeeper:
         if self._thread is None:
             return
         self._stopped = True
+        # wakes a write that waits between two pages
         self._idle.set()
         self._thread.join()
         self._thread = None

@@ -153,6 +153,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
                         events.put(event)
                     self._calls.clear()
                     return
+                # events of no request, which only servers read
                 if isinstance(
                     event,
                     EngineReady

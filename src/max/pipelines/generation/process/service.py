@@ -153,6 +153,7 @@ class TextWork(Work[Prepared, Event]):
         if self._stats_interval is not None:
             for copy in self._engine.scheduler.pages.replicas:
                 copy.report_changes()
+        # after the caches begin to note changes, so that the first report has these pages
         self._pipeline.load_prefixes()
         self._warming = threading.Thread(target=self._warm_up, name="engine warm-up", daemon=True)
         self._warming.start()
@@ -214,6 +215,7 @@ class TextWork(Work[Prepared, Event]):
             case UnloadAdapter(number, name):
                 return self._unload(number, name)
             case ForgetPrefixes(number):
+                # a write that goes on would bring forgotten prefixes back
                 self._keeper.stop()
                 self._pipeline.forget_prefixes()
                 return (*self._changed_pages(), PrefixesForgotten(number))
@@ -328,6 +330,7 @@ class TextWork(Work[Prepared, Event]):
         if cancelled:
             return (TokensGenerated(request.request_id, (), GenerationStatus.CANCELLED),)
         try:
+            # one that waited for a thread came before the shutdown
             if late and not waited:
                 raise RuntimeError("the engine is shutting down")
             if request_id in self._open:
@@ -357,6 +360,7 @@ class TextWork(Work[Prepared, Event]):
     def _send_early(self, outputs: list[TextGenerationOutput]) -> None:
         """Sends tokens of an execution that is still running; its result is sent after them."""
         events = [TokensGenerated.of(output) for output in outputs]
+        # starts first, as their tokens may be among the events
         self._channel.send_all([*self._started_prompts(), *events])
 
     def end(self, error: BaseException | None) -> Sequence[Event]:

@@ -144,6 +144,7 @@ def constrained_step_graph(device: DeviceRef) -> Graph:
         none = ops.constant(NO_TOKEN, DType.int64, device)
         tokens = ops.where(ops.cast(ready, DType.bool), tokens, none)
         # a negative token ends the run by itself
+        # [batch, 1]
         places = ops.unsqueeze(ops.max(tokens, ops.constant(0, DType.int64, device)), -1)
         stays = ops.cast(ops.gather_nd(kept, places, batch_dims=1), DType.int32)
         leaves = 1 - ops.cast(ops.min(stays, axis=0), DType.uint8)

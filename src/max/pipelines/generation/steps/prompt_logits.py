@@ -56,6 +56,7 @@ class PromptLogits:
             if self._model is None:
                 self._check_memory()
                 model = self._load()
+                # their weights are in memory once
                 model.share_adapters(self._first)
                 self._model = model
             return self._model
