@@ -245,3 +245,21 @@ def test_patterns_at_the_limits_are_read(pattern: str) -> None:
 def test_patterns_beyond_the_limits_are_not(pattern: str) -> None:
     with pytest.raises(PatternError):
         read_pattern(pattern)
+
+
+class CountedText(str):
+    """A text that counts the characters that are taken of it."""
+
+    taken = 0
+
+    def __getitem__(self, key: object) -> str:
+        part = super().__getitem__(key)  # type: ignore[index]
+        CountedText.taken += len(part)
+        return part
+
+
+def test_each_sign_of_a_pattern_is_looked_at_a_few_times() -> None:
+    text = CountedText(r"^(a{1,2}[b-d-]\u0041\u{42}(?:e|f)*g?|(?=h)i)" * 200 + "$")
+    CountedText.taken = 0
+    assert read_pattern(text) == read_pattern(str(text))
+    assert len(text) <= CountedText.taken <= 8 * len(text)

@@ -108,7 +108,7 @@ def read_pattern(pattern: str) -> Part:
     """
     reader = _Reader(pattern)
     part = reader.choice()
-    if reader.rest:
+    if not reader.is_done:
         raise PatternError("a bracket is closed that is not open")
     return part
 
@@ -120,8 +120,13 @@ class _Reader:
         self._text, self._at = pattern, 0
 
     @property
-    def rest(self) -> str:
-        return self._text[self._at :]
+    def is_done(self) -> bool:
+        """Whether the whole pattern is read."""
+        return self._at >= len(self._text)
+
+    def _peek(self, ahead: int = 0) -> str:
+        """A sign that is not read yet; empty after the end."""
+        return self._text[self._at + ahead : self._at + ahead + 1]
 
     def _take(self, text: str) -> bool:
         if self._text.startswith(text, self._at):
@@ -130,7 +135,7 @@ class _Reader:
         return False
 
     def _next(self) -> str:
-        if self._at >= len(self._text):
+        if self.is_done:
             raise PatternError("the pattern ends too early")
         self._at += 1
         return self._text[self._at - 1]
@@ -144,7 +149,7 @@ class _Reader:
 
     def _sequel(self) -> Part:
         parts: list[Part] = []
-        while self.rest and self.rest[0] not in "|)":
+        while (sign := self._peek()) and sign not in "|)":
             parts.append(self._repetition(self._atom()))
         return parts[0] if len(parts) == 1 else Sequel(tuple(parts))
 
@@ -165,18 +170,14 @@ class _Reader:
         for sign, times in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(sign):
                 return times
-        if not self.rest.startswith("{"):
+        if self._peek() != "{":
             return 1, 1
-        inner, closing, _ = self.rest[1:].partition("}")
+        end = self._text.find("}", self._at)
+        inner = self._text[self._at + 1 : max(end, 0)]
         least, comma, most = inner.partition(",")
-        if (
-            not closing
-            or not least.isascii()
-            or not least.isdigit()
-            or (most and not most.isdigit())
-        ):
+        if end < 0 or not least.isascii() or not least.isdigit() or (most and not most.isdigit()):
             raise PatternError("numbers in {} are missing")
-        self._at += len(inner) + 2
+        self._at = end + 1
         return int(least), (None if comma and not most else int(most or least))
 
     def _atom(self) -> Part:
@@ -205,7 +206,7 @@ class _Reader:
         elif self._take("?!"):
             ahead = False
         elif self._take("?<") or self._take("?P<"):
-            if self.rest[:1] in ("=", "!"):
+            if self._peek() in ("=", "!"):
                 raise PatternError("it looks behind")
             while self._next() != ">":
                 pass
@@ -238,11 +239,12 @@ class _Reader:
 
     def _code_point(self, sign: str) -> Ranges:
         if self._take("{"):
-            digits, _, _ = self.rest.partition("}")
-            self._at += len(digits) + 1
+            end = self._text.find("}", self._at)
+            end = len(self._text) if end < 0 else end
+            digits, self._at = self._text[self._at : end], end + 1
         else:
             size = 2 if sign == "x" else 4
-            digits = self.rest[:size]
+            digits = self._text[self._at : self._at + size]
             self._at += size
         try:
             code = int(digits, 16)
@@ -257,7 +259,7 @@ class _Reader:
         found: list[tuple[int, int]] = []
         while not self._take("]"):
             low = self._member()
-            if self._text.startswith("-", self._at) and self.rest[1:2] not in ("", "]"):
+            if self._peek() == "-" and self._peek(1) not in ("", "]"):
                 self._at += 1
                 high = self._member()
                 # a kind of characters, such as digits, is no end of a range
@@ -273,7 +275,7 @@ class _Reader:
         sign = self._next()
         if sign == "\\":
             return ((8, 8),) if self._take("b") else self._escape_ranges()
-        if sign == "[" or self.rest[:1] == "&" == sign:
+        if sign == "[" or self._peek() == "&" == sign:
             # sets of sets in Rust, characters elsewhere
             raise PatternError("a bracket in brackets")
         return ((ord(sign), ord(sign)),)

@@ -291,7 +291,8 @@ def whole_pattern(pattern: str) -> str | None:
 
 def _alternatives(pattern: str) -> list[str]:
     """The alternatives of a pattern that stand in no brackets."""
-    found, depth, in_set = [""], 0, False
+    found: list[list[str]] = [[]]
+    depth, in_set = 0, False
     for match in re.finditer(r"\\[\s\S]|[\s\S]", pattern):
         part = match[0]
         if in_set:
@@ -301,10 +302,10 @@ def _alternatives(pattern: str) -> list[str]:
         elif part in "()":
             depth += 1 if part == "(" else -1
         elif part == "|" and not depth:
-            found.append("")
+            found.append([])
             continue
-        found[-1] += part
-    return found
+        found[-1].append(part)
+    return list(map("".join, found))
 
 
 def _has_places(pattern: str) -> bool:
