@@ -109,6 +109,15 @@ def condition_base(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {name: schema[name] for name in ("type", "properties", "enum") if name in schema}
 
 
+def listed_values(schema: Mapping[str, Any]) -> Any:
+    """The values that a schema lists by ``enum`` or ``const``; None if it lists none.
+
+    Args:
+        schema: The schema, whose ``enum`` need not be a list.
+    """
+    return schema.get("enum", [schema["const"]] if "const" in schema else None)
+
+
 def names_in(schema: Mapping[str, Any], keyword: str) -> list[str]:
     """The names of properties that a keyword lists; a client may send no list.
 

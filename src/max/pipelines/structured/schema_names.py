@@ -8,7 +8,7 @@ from typing import Any
 
 from max.pipelines.structured.pattern_automata import unlike_pattern, without_ahead
 from max.pipelines.structured.schema_check import fitting
-from max.pipelines.structured.schema_merging import ASSERTIONS, well_formed
+from max.pipelines.structured.schema_merging import ASSERTIONS, listed_values, well_formed
 from max.pipelines.structured.schema_references import References
 from max.pipelines.structured.validation import is_regex, kept_results
 
@@ -44,7 +44,7 @@ def listed_texts(schema: Mapping[str, Any]) -> list[str] | None:
     Args:
         schema: The schema.
     """
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    values = listed_values(schema)
     if not isinstance(values, list):
         return None
     return fitting([each for each in values if isinstance(each, str)], schema)

@@ -10,7 +10,13 @@ from max.pipelines.structured.pattern_automata import (
     other_texts,
     unlike_pattern,
 )
-from max.pipelines.structured.schema_merging import ASSERTIONS, combines, names_in, well_formed
+from max.pipelines.structured.schema_merging import (
+    ASSERTIONS,
+    combines,
+    listed_values,
+    names_in,
+    well_formed,
+)
 from max.pipelines.structured.schema_references import References
 
 __all__ = ["Opposites"]
@@ -369,7 +375,7 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any] | None:
-    listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    listed = listed_values(schema)
     return listed if isinstance(listed, list) else None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from max.pipelines.structured.schema_merging import listed_values
 from max.serve.chat.tools.arguments.object_rules import CountedArguments, other_arguments
 from max.serve.chat.tools.arguments.raw_texts import expression
 from max.serve.chat.tools.arguments.rule_list import RuleList
@@ -143,7 +144,7 @@ def _literals(
 ) -> list[str]:
     """The rules of a value that JSON writes in another way."""
     found = resolve_schema(schema, root)
-    choices = found.get("enum", [found["const"]] if "const" in found else None)
+    choices = listed_values(found)
     if isinstance(choices, list):
         # numbers are written alike, so their JSON rule is enough
         return [json.dumps(text) for each in choices if (text := _literal(each)) is not None]

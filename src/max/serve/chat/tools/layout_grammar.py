@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from max.pipelines.structured.schema_merging import listed_values
 from max.serve.chat.tools.arguments.alternatives import alternatives, as_schema
 from max.serve.chat.tools.arguments.number_texts import LIMITS
 from max.serve.chat.tools.arguments.object_forms import object_alternatives, with_all_properties
@@ -188,7 +189,7 @@ class LayoutRules:
         end = layout.value_end.replace(KEY, name)
         types = types_of(schema, root)
         found = resolve_schema(schema, root)
-        choices = found.get("enum", [found["const"]] if "const" in found else None)
+        choices = listed_values(found)
         # texts only: each is written as it is, and needs no terminal
         if choices and all(isinstance(each, str) and each for each in choices):
             options = " | ".join(self.literal(each) for each in choices)

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from max.pipelines.core.text import finite_json_value
+from max.pipelines.structured.schema_merging import listed_values
 
 _TYPES = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list,
@@ -40,7 +41,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
         return frozenset((own,))
     if isinstance(own, list):
         return frozenset(each for each in own if isinstance(each, str))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    values = listed_values(schema)
     if isinstance(values, list):
         return frozenset(_type_of(value) for value in values)
     for keyword in ("anyOf", "oneOf"):
