@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from max import kernel as k
-from max._backends.cpu.kernels.indexing.selection import NEGATIVE_INFINITY, best_of_row
+from max._backends.cpu.kernels.indexing.selection import best_of_row
 from max._backends.kernel_call import KernelCall, Operand, Workspace, view
 from max.dtype import DType
 
@@ -48,7 +48,7 @@ def suppress(
     """
     width = ctx.target.width(remaining.dtype)
     count = scores.shape[2]
-    nothing = remaining.dtype(NEGATIVE_INFINITY)
+    nothing = remaining.dtype(float("-inf"))
     threshold = remaining.dtype(min_score[0])
     for b, c in ctx.parallel((scores.shape[0], scores.shape[1])):
         row = remaining[b, c]

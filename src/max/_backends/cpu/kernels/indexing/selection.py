@@ -13,8 +13,6 @@ from typing import Any
 
 from max import kernel as k
 
-NEGATIVE_INFINITY = float("-inf")
-
 
 @k.inline
 def precedes(a: k.SIMD, b: k.SIMD, greatest: bool) -> Any:
@@ -99,21 +97,11 @@ def sort_heap(values: k.View, indices: k.View, size: k.Value, greatest: bool) ->
 
 
 @k.inline
-def candidate(value: k.Value, nan_is_best: bool) -> Any:
-    """The key of an element in comparisons: NaN stays NaN if it is best, else it becomes -inf."""
-    if nan_is_best:
-        return value
-    else:
-        return value if value == value else k.f32(NEGATIVE_INFINITY)
-
-
-@k.inline
 def keep_best(
     values: k.View,
     places: k.View,
     row: k.View,
     count: k.Value,
-    nan_is_best: bool,
     width: int,
     greatest: bool,
 ) -> None:
@@ -124,7 +112,6 @@ def keep_best(
         places: Their indices.
         row: Rank 1, any strides.
         count: The size of the heap, at least 1; a shorter row is kept whole.
-        nan_is_best: Whether NaN counts as the greatest element, or as -inf (f32 only).
         width: The number of lanes compared with the worst kept element at once, for contiguous rows.
         greatest: Whether the greatest elements are kept, or the smallest (compile time).
     """
@@ -132,7 +119,7 @@ def keep_best(
     at = k.min(k.i64(count), size)
     # the first elements fill the heap
     for j in range(at):
-        sift_up(values, places, j, candidate(row[j], nan_is_best), k.i64(j), greatest)
+        sift_up(values, places, j, row[j], k.i64(j), greatest)
     while at < size:
         end = size
         if row.is_contiguous:
@@ -144,7 +131,7 @@ def keep_best(
                 at += width
             end = k.min(at + width, size)
         for j in range(at, end):
-            value = candidate(row[j], nan_is_best)
+            value = row[j]
             # among equal elements the heap keeps the earlier one
             if precedes(value, values[0], greatest):
                 sift_down(values, places, count, value, k.i64(j), greatest)

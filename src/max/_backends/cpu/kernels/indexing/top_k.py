@@ -26,7 +26,7 @@ def top_k(
         # the results' memory is used for the heap
         best = values[o][:, i]
         places = indices[o][:, i]
-        keep_best(best, places, x[o][:, i], count, True, width, greatest)
+        keep_best(best, places, x[o][:, i], count, width, greatest)
         sort_heap(best, places, count, greatest)
 
 
