@@ -369,7 +369,7 @@ def greedy_draft(tokens: list[int], steps: int) -> list[int]:
 
 
 def test_drafts_after_right_and_wrong_tokens() -> None:
-    """A draft is what the model writes after the text alone, and each step reads what is new."""
+    """A draft is what the model writes after the text alone, and each step reads only what is new."""
     draw = np.random.default_rng(4)
     draft = Draft()
     drafter = ModelDrafter(draft, DRAFT_WORDS, 64)
@@ -378,22 +378,25 @@ def test_drafts_after_right_and_wrong_tokens() -> None:
     unread = [one.current_length for one in contexts]
     for _ in range(6):
         most = [int(n) for n in draw.integers(1, 5, len(contexts))]
-        before = draft.model.num_read
+        steps, before = max(most), draft.model.num_read
         drafts = drafter.propose_all(contexts, most)
-        expected = [
-            greedy_draft(one.all_tokens.tolist(), n) for one, n in zip(contexts, most, strict=True)
-        ]
-        assert [list(own) for own in drafts] == expected
-        assert draft.model.num_read - before <= sum(unread) + len(contexts) * (max(most) - 1)
+        written = [greedy_draft(one.all_tokens.tolist(), steps) for one in contexts]
+        for own, whole, n in zip(drafts, written, most, strict=True):
+            assert list(own) == whole[:n]
+        assert draft.model.num_read - before == sum(unread) + len(contexts) * (steps - 1)
         unread = []
-        for one, own in zip(contexts, expected, strict=True):
-            right = int(draw.integers(len(own) + 1))
-            wrong += right < len(own)
+        for one, whole, n in zip(contexts, written, most, strict=True):
+            right = int(draw.integers(n + 1))
+            wrong += right < n
+            held = [*one.all_tokens.tolist(), *whole]
             # more tokens than one where a grammar forces them
             others = draw.integers(0, DRAFT_WORDS, draw.integers(1, 4)).tolist()
-            for token in [*own[:right], *others]:
+            for token in [*whole[:right], *others]:
                 one.update(token)
-            unread.append(len(others) + 1)
+            pairs = enumerate(zip(held, one.all_tokens.tolist(), strict=False))
+            common = next((at for at, (a, b) in pairs if a != b), len(held) - 1)
+            # a step that drafts reads one token at least
+            unread.append(one.current_length - min(common, len(held) - 1, one.current_length - 1))
         draft.kv_manager.pages.check()
     assert wrong > 6
     for one in contexts:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
-import os
 import random
-import signal
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -16,16 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import pytest
 
 from max.pipelines.generation.process.commands import GenerationRequest
-from max.serve.errors import ApiError
 from max.serve.http.prefix_epochs import PrefixEpochs
 from max.serve.metrics import ServerMetrics
-from max.serve.models.admission import Admission, KeyLimits
 from max.serve.process.running import http_server
 from max.serve.process.settings import ServerSettings
-from max.serve.routers.count_file import CountFile
 from max.serve.routers.forwarding import PEER, BehindRouters, Forwarder, tunnel
 from max.serve.worker.subscription import Mailbox, OpenRequest
 from max.serve.worker.suspects import AGAIN_S, Suspects
@@ -247,87 +240,6 @@ def test_a_websocket_whose_client_does_not_read_fills_no_memory(tmp_path: Path) 
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
-def count(path: str, row: int, times: int, keys: list[str]) -> None:
-    """Takes places and frees half of them, in a process of its own; then waits to be killed."""
-    file = CountFile(Path(path), 4, row, 2, keys)
-    admission = Admission(10**9, 0)
-    admission.tally = file.model(1)
-    for _ in range(times):
-        for step in (3, 2, -3):
-            assert file.model(1).add(step, 10**9)
-        file.bodies.add(10)
-    print("done", flush=True)
-    signal.pause()
-
-
-def test_counts_of_several_processes(tmp_path: Path) -> None:
-    """They add up; those of a process that was killed are gone with its row, and nothing else."""
-    path, keys = tmp_path / "counts", ["", "a"]
-    mine = CountFile(path, 4, 0, 2, keys)
-    mine.model(0).add(7)
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=count, args=(str(path), row, 300, keys)) for row in (1, 2)]
-    for process in processes:
-        process.start()
-    try:
-        for _ in range(2000):
-            if mine.bodies.total == 2 * 3000:
-                break
-            processes[1].join(0.02)
-        assert mine.model(1).total == 2 * 600 and mine.bodies.total == 2 * 3000
-        assert processes[0].pid is not None
-        os.kill(processes[0].pid, signal.SIGKILL)
-        processes[0].join(20)
-        mine.clear(1)
-        assert mine.model(1).total == 600 and mine.model(0).total == 7
-    finally:
-        for process in processes:
-            process.kill()
-            process.join(20)
-
-
-def test_limits_are_those_of_all_processes(tmp_path: Path) -> None:
-    """Two rows of one file stand for two processes."""
-    keys, now = ["", "k"], [50.0]
-    files = [CountFile(tmp_path / "counts", 3, row, 1, keys) for row in range(2)]
-    queues = [Admission(2, 1) for _ in files]
-    for queue, file in zip(queues, files, strict=True):
-        queue.tally = file.model(0)
-    with queues[0].enter(2), queues[1].enter():
-        assert [queue.waiting for queue in queues] == [1, 1]
-        for queue in queues:
-            with pytest.raises(ApiError, match="1 requests wait"), queue.enter():
-                pass
-    assert queues[0].open == queues[1].open == 0
-    limits = [KeyLimits(2, 4, clock=lambda: now[0], counts=file) for file in files]
-    with limits[0].enter("k"), limits[1].enter("k"):
-        for limit in limits:
-            with pytest.raises(ApiError, match="2 open requests"), limit.enter("k"):
-                pass
-        with limits[1].enter(""):
-            pass
-    for _ in range(2):
-        with limits[1].enter("k"):
-            pass
-    for limit in limits:  # four requests a minute, by whichever process
-        with pytest.raises(ApiError, match="4 requests a minute") as refused, limit.enter("k"):
-            pass
-        assert refused.value.headers["Retry-After"] == "15"
-    now[0] += 15
-    with limits[0].enter("k"):
-        pass
-    with pytest.raises(ApiError, match="4 requests a minute"), limits[1].enter("k"):
-        pass
-    # a process that dies holds nothing, and the buckets stay
-    files[1].add_open("k", 2)
-    now[0] += 60
-    with pytest.raises(ApiError, match="2 open requests"), limits[0].enter("k"):
-        pass
-    files[0].clear(1)
-    with limits[0].enter("k"):
-        pass
-
-
 def test_metrics_of_several_processes() -> None:
     owner, routers = ServerMetrics(), [ServerMetrics() for _ in range(2)]
     owner.gauge("models_loaded", "Models.", lambda: 5)
@@ -372,36 +284,6 @@ def test_epochs_of_another_process() -> None:
     assert [router.of(name) for name in "abc"] == [2, 1, 0]
     owner.drop("c")
     assert router.of("c") == 0
-
-
-def hold_turn(path: str) -> None:
-    """Takes the turn of the second model in a process of its own, and waits to be killed."""
-    assert CountFile(Path(path), 2, 1, 2, [""]).turn(1).take()
-    Path(path + ".held").touch()
-    signal.pause()
-
-
-def test_the_turn_to_try_a_request_is_that_of_one_process(tmp_path: Path) -> None:
-    path = tmp_path / "counts"
-    file = CountFile(path, 2, 0, 2, [""])
-    turn, other = file.turn(1), file.turn(0)
-    holder = multiprocessing.get_context("spawn").Process(target=hold_turn, args=(str(path),))
-    holder.start()
-    try:
-        for _ in range(2000):
-            if Path(f"{path}.held").exists():
-                break
-            holder.join(0.02)
-        assert turn.is_taken and not turn.take() and not other.is_taken
-        with file.hold_lock():  # counts are others' locks
-            assert other.take()
-    finally:
-        holder.kill()
-        holder.join(20)
-    # a process that dies leaves its turn
-    assert not turn.is_taken and turn.take() and not turn.is_taken and turn.take()
-    turn.leave()
-    turn.leave()
 
 
 class OthersTurn:
