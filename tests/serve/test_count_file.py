@@ -165,14 +165,12 @@ def test_a_limit_is_decided_by_one_process_at_a_time(tmp_path: Path) -> None:
 
     def add() -> None:
         file = CountFile(tmp_path / "counts", 2, 1, 1, KEYS)
-        read, told = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             waiting = os.fork()
         if not waiting:
             path.write_text(str(file.model(0).add(1, 1)))
             os._exit(0)
-        os.close(told), os.close(read)
 
     with mine.hold_lock():
         with process(add):

@@ -68,7 +68,7 @@ class FunctionaryParser(CallParser):
             return True
         # the start of a recipient, or of the separator before it
         begun = SEPARATOR.startswith(self._buffer.lstrip()) or any(
-            f"{each}\n".startswith(text) for each in self._recipients
+            each.startswith(text.lstrip()) or each == text.strip() for each in self._recipients
         )
         if begun and not line:
             return False

@@ -18,8 +18,8 @@ NEXT, ANSWER = f"{START}assistant", f"{CHANNEL}final{MESSAGE}"
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 # the prompt may end within a header, so the answer may start with its recipient
-_OPENING = re.compile(r"\s*(t|to|to=\S*)?")
-_WHOLE_OPENING = re.compile(r"\s*to=\S+\s*")
+_OPENING = re.compile(r"\s*(t|to|to=[^\s<]*\s*)?")
+_WHOLE_OPENING = re.compile(r"\s*to=[^\s<]+\s*")
 
 
 class HarmonyParser(BufferedParser):
@@ -67,7 +67,8 @@ class HarmonyParser(BufferedParser):
     def _body(self, parts: list[AnswerPart]) -> bool:
         mark = first_mark(self._buffer, _ENDS)
         if self._fresh:
-            if mark is None and _OPENING.fullmatch(self._buffer):
+            end = len(self._buffer) - held_length(self._buffer, (CHANNEL,))
+            if mark is None and _OPENING.fullmatch(self._buffer[:end]):
                 return False
             self._fresh = False
             # the answer begins within a header, which the buffer holds up to its channel
