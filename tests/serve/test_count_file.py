@@ -186,13 +186,13 @@ def test_a_limit_is_decided_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_the_turn_to_try_a_request_is_that_of_one_process(tmp_path: Path) -> None:
     path = tmp_path / "counts"
-    file = CountFile(path, 2, 0, 2, [""])
-    turn, other = file.turn(1), file.turn(0)
+    file = CountFile(path, 2, 0, 3, [""])
+    turn, other = file.turn(1), file.turn(2)
     held: list[CountFile] = []
 
     def take() -> None:
-        held.append(CountFile(path, 2, 1, 2, [""]))  # the end of its memory would free its locks
-        assert held[0].turn(1).take()
+        held.append(CountFile(path, 2, 1, 3, [""]))  # the end of its memory would free its locks
+        assert held[0].turn(0).take() and held[0].turn(1).take()
 
     with process(take):
         assert turn.is_taken and not turn.take() and not other.is_taken
@@ -209,7 +209,8 @@ def test_a_turn_stays_taken_for_a_while_after_a_loss(
 ) -> None:
     monkeypatch.setattr(count_file, "HELD_S", 0.05)
     path = tmp_path / "counts"
-    turn = CountFile(path, 2, 0, 1, [""]).turn(0)
+    file = CountFile(path, 2, 0, 1, [""])
+    turn = file.turn(0)
 
     def is_taken() -> bool:
         def look() -> None:
@@ -222,6 +223,8 @@ def test_a_turn_stays_taken_for_a_while_after_a_loss(
     async def test() -> None:
         # two replicas of this process try requests
         assert turn.take() and turn.take()
+        with file.hold_lock():  # of other bytes
+            pass
         turn.leave()
         assert is_taken()
         begin = time.monotonic()
