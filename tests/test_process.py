@@ -16,13 +16,12 @@ from max.driver import CPU
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.experimental import functional as F
+from max.experimental.programs import signatures
 from max.experimental.tensor import Tensor
 from max.graph import DeviceRef, Graph, TensorType, ops
+from max.kernel.ir import spec
 
 SRC = Path(__file__).parents[1] / "src" / "max"
-APART = ("pipelines", "serve")
-"""Rooms whose servers and models own their state."""
-
 STATE = {
     "_backends/cpu/runtime/jit.py:_immortal": "code that threads may still run",
     "_backends/cpu/runtime/jit.py:_jits": "the memory of machine code, whose addresses programs have",
@@ -54,6 +53,11 @@ STATE = {
     "kernel/language/values.py:_float_power": "the function that the math library registers",
     "mlir/operation.py:OPS": "table: the ops of the dialect",
     "nn/layers/layer.py:_HOOKS": "the hooks that the program has registered",
+    "pipelines/config/resolver.py:_resolvers": "what resolves configurations: the registry, installed once",
+    "pipelines/forms.py:_forms": "the forms of other versions, installed once",
+    "serve/ollama/library.py:_PULLS": "the models that are being pulled now",
+    "serve/requests/steps.py:_steps": "the requests that wait now, by event loop; weak",
+    "serve/routers/lifeline.py:_held": "the pipe of the process",
     "torch/_operation.py:_numbers": "the numbers of operations, which torch keeps by name",
     "torch/_operation.py:_running": "operations by the name that torch has for them; weak",
 }
@@ -102,8 +106,6 @@ def module_state() -> tuple[set[str], set[str]]:
     containers, replaced = set[str](), set[str]()
     for path in sorted(SRC.rglob("*.py")):
         name = path.relative_to(SRC).as_posix()
-        if name.split("/")[0] in APART:
-            continue
         tree = ast.parse(path.read_text())
         for node in tree.body:
             target = node.target if isinstance(node, ast.AnnAssign) else None
@@ -153,6 +155,64 @@ def test_functions_with_caches_have_an_owner_or_a_reason() -> None:
     assert functions_with_caches() == {*FUNCTIONS}
 
 
+CLOSED = {
+    "_backends/cpu/runtime/amx.py:_is_usable": "the targets of this machine",
+    "_backends/program.py:_packer": "numbers of arguments of programs",
+    "_compiler/analysis/precision.py:holds": "pairs of dtypes",
+    "_host/disk_cache.py:source_fingerprint": "packages of the source",
+    "dtype/_block_grids.py:grid": "names of grids",
+    "kernel/frontend/division.py:_type_interval": "dtypes",
+    "kernel/targets/cpu.py:_host": "values of MAX_CPU_FEATURES",
+    "serve/web/page_files.py:_page_file": "files of the pages",
+    "serve/web/routes.py:_html": "pages",
+    "torch/_convert.py:_dtype_of": "dtypes",
+}
+"""Functions that keep all results, and why there are few arguments."""
+LIMITS = {
+    "_host/cache_folders.py:_private_folders": "values of MAX_CACHE_DIR",
+    "_host/disk_cache.py:_open": "the same",
+    "experimental/programs/sessions.py:_sessions": "sets of devices",
+    "experimental/programs/signatures.py:_families": "_FAMILIES",
+    "experimental/programs/signatures.py:_signatures": "_SIGNATURES",
+    "experimental/programs/value_types.py:_types": "_TYPES",
+    "experimental/record/recorder.py:_sites": "_SITES",
+    "experimental/tensors/custom_ops.py:_structures": "_STRUCTURES",
+    "kernel/frontend/outlining.py:_bodies": "_MAX_BODIES",
+    "kernel/ir/spec.py:_valid_signatures": "_SIGNATURES",
+    "kernel/lowering/types.py:_names": "types of values: dtypes and numbers of lanes",
+}
+"""Caches that modules fill themselves, and the constant that bounds them, or why there are few keys."""
+
+
+def unbounded(tree: ast.Module) -> Iterator[str]:
+    """The functions with arguments whose results `cached_results` keeps without a limit."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.unparse(node.args):
+            for decorator in node.decorator_list:
+                match decorator:
+                    case ast.Call(func=ast.Name("cached_results"), args=[]):
+                        yield node.name
+                    case _:
+                        pass
+
+
+def test_a_cache_has_a_limit_or_few_keys() -> None:
+    """Neither texts of users and clients nor models that are gone fill the memory of a process."""
+    functions, filled = set[str](), dict[str, str]()
+    for path in sorted(SRC.rglob("*.py")):
+        name, text = path.relative_to(SRC).as_posix(), path.read_text()
+        if "cached_results()" in text:
+            functions |= {f"{name}:{function}" for function in unbounded(ast.parse(text))}
+        for cache in re.findall(r"^(\w+)(?::.*)? = process_cache\(", text, re.MULTILINE):
+            limit = LIMITS.get(f"{name}:{cache}", "")
+            filled[f"{name}:{cache}"] = limit
+            # compared with the size before an entry is added, or after it
+            bound = rf"if .*len\({cache}\) >= {limit}:|while len\({cache}\) > {limit}:"
+            assert not limit.isupper() or re.search(bound, text), f"{name}: {cache} exceeds {limit}"
+    assert functions == {*CLOSED}
+    assert filled == LIMITS
+
+
 def test_results_of_functions_are_computed_anew() -> None:
     calls = list[int]()
 
@@ -196,6 +256,23 @@ def test_caches_are_made_anew(rng: np.random.Generator) -> None:
         assert any(map(len, process_caches._caches))
     assert process_caches._caches[: len(before)] == before
     run()
+
+
+def test_full_caches_change_no_result(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setattr(signatures, "_FAMILIES", 2)
+    monkeypatch.setattr(signatures, "_SIGNATURES", 3)
+    monkeypatch.setattr(spec, "_SIGNATURES", 4)
+    functions = [(F.tanh, np.tanh), (F.exp, np.exp), (F.sqrt, np.sqrt)]
+    with process_caches.fresh_caches():
+        for size in (3, 5, 3, 7):
+            x = rng.uniform(1, 2, size).astype(np.float32)
+            for function, reference in functions:
+                y = function(Tensor.from_dlpack(x) * size) + 1
+                np.testing.assert_allclose(y.to_numpy(), reference(x * size) + 1, 1e-5)
+        assert len(signatures._families) == 2 and len(signatures._signatures) == 3
+        assert 0 < len(spec._valid_signatures) <= 4
 
 
 def test_caches_are_as_before_after_an_error() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import WeightsFormat
 from max.pipelines.checkpoints.encodings import SupportedEncoding as Encoding
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
+from max.pipelines.checkpoints.huggingface_config import active_config, local_state
 from max.pipelines.config import model_config
 from max.pipelines.config.kv_cache_config import KVCacheConfig
 from max.pipelines.config.model_config import MAXModelConfig, SamplingConfig, parse_devices
 from max.pipelines.core import ConfigError, ModelFilesError
+from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
 
+TINY_CHAT = Path(__file__).parents[2] / "models" / "tiny-chat"
 CPUS = [DeviceSpec.cpu(0), DeviceSpec.cpu(1)]
 
 
@@ -449,3 +454,50 @@ def test_files_of_two_formats_do_not_go_together(first: str, tmp_path: Path) -> 
         _ = config.weights_format
     with pytest.raises(ModelFilesError):
         config.checkpoint_encoding()
+
+
+def test_files_that_change_are_read_again(tmp_path: Path) -> None:
+    """A program may train a model on, and save it in the same folder."""
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).write_bytes((TINY_CHAT / file).read_bytes())
+    repo = HuggingFaceRepo(str(tmp_path))
+    config, tokenizer = active_config(repo), active_tokenizer(repo)
+    again = HuggingFaceRepo(str(tmp_path))
+    assert active_config(again) is config and active_tokenizer(again) is tokenizer
+    state = local_state(repo)
+    described = json.loads((tmp_path / "config.json").read_text())
+    layers = described["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(described | {"num_hidden_layers": layers + 1}))
+    assert local_state(repo) != state
+    assert active_config(repo).num_hidden_layers == layers + 1 == config.num_hidden_layers + 1
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text())
+    added = {"id": 4096, "content": "<new>", "special": True, "normalized": False}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    tokens["added_tokens"].append(added)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokens))
+    pieces = [
+        each.encode("<new>", add_special_tokens=False)
+        for each in (active_tokenizer(repo), tokenizer)
+    ]
+    assert len(pieces[0]) == 1 < len(pieces[1])
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelFilesError):
+        active_tokenizer(repo)
+
+
+def test_tokenizers_of_models_that_are_gone_are_dropped(tmp_path: Path) -> None:
+    """A large vocabulary takes 100 MB."""
+    repos = list[HuggingFaceRepo]()
+    for number in range(5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / file).write_bytes((TINY_CHAT / file).read_bytes())
+        repos.append(HuggingFaceRepo(str(folder)))
+    first = weakref.ref(active_tokenizer(repos[0]))
+    assert first() is not None
+    for repo in repos[1:]:
+        active_tokenizer(repo)
+    gc.collect()
+    assert first() is None
+    assert local_state(HuggingFaceRepo("someone/a-model")) is None

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from max.serve.process.settings import ServerSettings
+from max.serve.web import page_files
 from max.serve.web.page_files import FOLDER, PAGE_POLICY, page_file, version
 from tests.serve.test_hosts import _application, _ask
 
@@ -117,3 +118,10 @@ def test_the_pages_need_no_key_and_tell_nothing() -> None:
     answers = _ask(application, *({"method": "GET", "url": path} for path in paths))
     assert [answer.status_code for answer in answers] == [200, 200, 200, 401, 401, 401]
     assert not any(b"secret" in answer.content for answer in answers)
+
+
+def test_names_that_clients_make_up_take_no_memory() -> None:
+    assert page_file("chat/main.js") is page_file("chat/main.js") is not None
+    before = page_files._page_file.cache_info().currsize
+    assert not any(page_file(f"chat/{number}.js") for number in range(50))
+    assert page_files._page_file.cache_info().currsize == before >= 1

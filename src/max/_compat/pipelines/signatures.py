@@ -11,7 +11,8 @@ from max._host.process_caches import cached_results
 __all__ = ["named_arguments", "takes", "takes_any"]
 
 
-@cached_results()
+# functions of programs, with what they hold
+@cached_results(256)
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 

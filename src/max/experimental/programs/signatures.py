@@ -25,6 +25,8 @@ EXAMPLES = 2
 """The number of sets of sizes for which a computation is specialized before its sizes become symbols."""
 _SIGNATURES = 1 << 15
 """The maximum number of signatures; the oldest are dropped."""
+_FAMILIES = 1 << 13
+"""The maximum number of families; those without a new signature for longest are dropped."""
 _PATTERNS = 8
 """The maximum number of patterns of a family; the oldest are dropped."""
 _FAILURES = 2
@@ -180,6 +182,10 @@ def signature_of(
             family = Family(arguments, kinds, len(numbers))
         details = (*[size for type_ in types for size in type_.shape], *numbers)
         signature = Signature(family, numbers, family.results(details, place))
+        # at the end
+        _families.pop(family_key, None)
+        if len(_families) >= _FAMILIES:
+            _families.pop(next(iter(_families)))
         _families[family_key] = family
         if len(_signatures) >= _SIGNATURES:
             _signatures.pop(next(iter(_signatures)))

@@ -256,6 +256,7 @@ _EFFECTS = {
 }
 
 
+_SIGNATURES = 1 << 14
 _valid_signatures: set[tuple[Any, ...]] = process_cache(set())
 """Op, result type, attribute and operand types of bindings that passed their rule, as most bindings repeat others."""
 
@@ -361,6 +362,9 @@ class _Verifier:
         signature = (s.op, s.ref.type, attr.__class__, attr, *[a.type for a in s.args])
         if signature not in _valid_signatures:
             self.signature(s)
+            # attributes are numbers and names of any program
+            if len(_valid_signatures) >= _SIGNATURES:
+                _valid_signatures.clear()
             _valid_signatures.add(signature)
         self.bind(s, s.ref)
 

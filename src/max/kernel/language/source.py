@@ -50,7 +50,7 @@ def _parse(text: str, file: str) -> ast.Module:
         return ast.parse(text, file)
 
 
-@cached_results()
+@cached_results(8192)
 def _function_at(file: str, text: str, line: int) -> ast.FunctionDef | None:
     """The function that starts on a line of a file (first decorator, or ``def``).
 
@@ -81,7 +81,7 @@ def _function_at(file: str, text: str, line: int) -> ast.FunctionDef | None:
 _STATEMENT = re.compile(r"[^\s)\]}#]")
 
 
-@cached_results()
+@cached_results(512)
 def _functions_of_file(file: str, text: str) -> dict[int, ast.FunctionDef]:
     """The functions of a file by the line of their first decorator, and by that of their ``def``."""
     functions: dict[int, ast.FunctionDef] = {}

@@ -10,8 +10,8 @@ from max._lazy import lazy_module
 from max.graph.weights import WeightsFormat
 from max.interfaces import SamplingParamsGenerationConfigDefaults
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.hub import HuggingFaceRepo
-from max.pipelines.checkpoints.model_files import read_json
+from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
+from max.pipelines.checkpoints.model_files import read_json, state_of_files
 from max.pipelines.checkpoints.model_types import CLASS_ALIASES, class_of
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import ModelFilesError
@@ -167,9 +167,8 @@ class HuggingFaceConfig:
         return f"HuggingFaceConfig({self._name!r}, {self._values!r})"
 
 
-@cached_results()
 def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
-    """The config.json of a model, read once per process; ``active_config.cache_clear()`` empties the cache.
+    """The config.json of a model, read again when a file of a local model has changed.
 
     Args:
         repo: The model.
@@ -177,6 +176,18 @@ def active_config(repo: HuggingFaceRepo) -> HuggingFaceConfig:
     Raises:
         ModelFilesError: The model has none, or it cannot be read.
     """
+    return known_config(repo, local_state(repo))
+
+
+def local_state(repo: HuggingFaceRepo) -> object:
+    """What changes when a file of a local model does; a revision on the hub is read once per process."""
+    folder = repo.folder if repo.repo_type == RepoType.local else None
+    return None if folder is None else state_of_files(folder)
+
+
+@cached_results(64)
+def known_config(repo: HuggingFaceRepo, state: object) -> HuggingFaceConfig:
+    """The config.json of the files of a model in one state."""
     return HuggingFaceConfig.load(repo)
 
 

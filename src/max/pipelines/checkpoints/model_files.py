@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,20 @@ _JSON_NAMES: dict[type, str] = {
     bool: "true or false",
     type(None): "null",
 }
+
+
+def state_of_files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """The names, sizes and times of the files in a folder, by which a cache notices that one has changed.
+
+    Args:
+        folder: The folder; without it, or without the right to read it, there are none.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            stats = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
+    except OSError:
+        return ()
+    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _table() -> dict[str, dict[str, Any]]:
     return {**json.loads(path.read_text(encoding="utf-8")), **_TYPES_OF_OWN_CODE}
 
 
-@cached_results()
+@cached_results(256)
 def _type(model_type: str) -> ModelType | None:
     entry = _table().get(model_type)
     if entry is None:
@@ -138,7 +138,7 @@ def class_of(model_type: object) -> str | None:
     return None if known is None else known.class_name
 
 
-@cached_results()
+@cached_results(256)
 def type_of_class(class_name: str) -> str | None:
     """The type of a class of models: that of the same name where several types have the class.
 

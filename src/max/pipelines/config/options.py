@@ -45,7 +45,7 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@cached_results()
+@cached_results(256)
 def type_hints(cls: type[Any]) -> dict[str, Any]:
     """The types of a configuration's fields.
 

@@ -16,14 +16,18 @@ from max.interfaces import Pipeline, PipelineTask, PipelineTokenizer
 from max.pipelines import forms
 from max.pipelines.architectures.index import GGUF_CLASSES, OWN_ARCHITECTURES
 from max.pipelines.checkpoints.hub import HuggingFaceRepo
-from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig, active_config
+from max.pipelines.checkpoints.huggingface_config import (
+    HuggingFaceConfig,
+    active_config,
+    known_config,
+)
 from max.pipelines.checkpoints.model_types import family_and_task, other_kind
 from max.pipelines.config.enums import SpeculativeMethod
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.exceptions import ConfigError, UserError
 from max.pipelines.gguf.form import GGUFForm
 from max.pipelines.registry.architecture import SupportedArchitecture
-from max.pipelines.tokenization.hf_tokenizer import active_tokenizer
+from max.pipelines.tokenization.hf_tokenizer import active_tokenizer, known_tokenizer
 
 PipelineTypes: TypeAlias = Pipeline[Any, Any]
 
@@ -170,8 +174,8 @@ class PipelineRegistry:
         """Removes all architectures, and clears the caches of configs and tokenizers."""
         self.architectures.clear()
         self._embedders.clear()
-        active_config.cache_clear()
-        active_tokenizer.cache_clear()
+        known_config.cache_clear()
+        known_tokenizer.cache_clear()
         self._own_loaded.clear()
         self._gguf_forms.clear()
         self._own_gguf_forms.clear()

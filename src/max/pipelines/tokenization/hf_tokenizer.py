@@ -20,6 +20,7 @@ from max._lazy import lazy_module
 from max.pipelines.checkpoints.chat_templates import choose_template, named_templates
 from max.pipelines.checkpoints.config_keys import ConfigKeys
 from max.pipelines.checkpoints.hub import HuggingFaceRepo, RepoType
+from max.pipelines.checkpoints.huggingface_config import local_state
 from max.pipelines.checkpoints.model_files import read_json, remedy_for
 from max.pipelines.checkpoints.weight_files import open_gguf
 from max.pipelines.core.exceptions import InputError, ModelFilesError, PromptTooLongError
@@ -464,9 +465,8 @@ def load_tokenizer(repo: HuggingFaceRepo) -> Any:
     return HFTokenizer(tokenizer, config, _templates(repo, config, file), file)
 
 
-@cached_results()
 def active_tokenizer(repo: HuggingFaceRepo) -> Any:
-    """The tokenizer of a model, loaded once a process (``active_tokenizer.cache_clear()`` forgets all).
+    """The tokenizer of a model, loaded again when a file of a local model has changed.
 
     Args:
         repo: The model.
@@ -474,6 +474,13 @@ def active_tokenizer(repo: HuggingFaceRepo) -> Any:
     Raises:
         ModelFilesError: The model has no tokenizer, or it is broken.
     """
+    return known_tokenizer(repo, local_state(repo))
+
+
+# a large vocabulary takes 100 MB, which a server would keep of every model that it has loaded
+@cached_results(4)
+def known_tokenizer(repo: HuggingFaceRepo, state: object) -> Any:
+    """The tokenizer of the files of a model in one state."""
     return load_tokenizer(repo)
 
 

@@ -70,16 +70,19 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-@cached_results()
 def page_file(name: str) -> PageFile | None:
     """A file by its path in this folder; None if there is none.
 
     Args:
         name: The path, with slashes.
     """
-    path = _paths().get(name)
-    if path is None:
-        return None
+    # what a client asks for is no key: only files are kept
+    return _page_file(name) if name in _paths() else None
+
+
+@cached_results()
+def _page_file(name: str) -> PageFile:
+    path = _paths()[name]
     data = path.read_bytes()
     # mtime 0: the same bytes in each process; fonts are compressed already
     packed = gzip.compress(data, 9, mtime=0) if path.suffix != ".woff2" else b""

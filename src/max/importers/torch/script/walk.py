@@ -51,7 +51,7 @@ class _Fields:
         self.values: dict[str, Any] = {}
 
 
-@cached_results()
+@cached_results(4096)
 def _overload(schema: str) -> tuple[Any, tuple[tuple[str, str, bool], ...]]:
     """An op of torch, and the names, types and kinds of its parameters.
 

@@ -123,12 +123,12 @@ def _parse_body(text: bytearray, schema: type[T]) -> T:
     return of_schema(value, schema)
 
 
-@cached_results()
+@cached_results(256)
 def _adapter(schema: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(schema)
 
 
-@cached_results()
+@cached_results(256)
 def _fields_of(schema: type[Any]) -> frozenset[str] | None:
     """The names of a schema's fields; None where it has no names."""
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from max._dataclass import dataclass
+from max._host.process_caches import cached_results
 from max.pipelines.structured.pattern_syntax import (
     BEGIN,
     Ahead,
@@ -260,14 +261,10 @@ def _has_texts(terminal: str) -> bool:
     return not matcher.is_error() and bool(matcher.compute_bitmask()) and not matcher.is_error()
 
 
-_TOKENS: list[Any] = []
-
-
+@cached_results()
 def _byte_tokens() -> Any:
     """A vocabulary of bytes."""
-    if not _TOKENS:
-        _TOKENS.append(llguidance().LLTokenizer("byte"))
-    return _TOKENS[0]
+    return llguidance().LLTokenizer("byte")
 
 
 @kept_results(1024, longest=16 << 10)
