@@ -67,6 +67,7 @@ class GrammarThreads:
         with self._changed:
             if self._closed:
                 raise RuntimeError("GrammarThreads: they are closed")
+            # one thread looks at all deadlines, and only while there are any
             if self._watcher is None:
                 watcher = threading.Thread(target=self._watch, name="grammars' time", daemon=True)
                 watcher.start()
@@ -160,6 +161,7 @@ class GrammarThreads:
                     continue
                 del self._open[first]
                 if first.begin:
+                    # its thread counts no more, so that another one starts for the grammars that wait
                     self._overdue += 1
                     self._add_threads()
                 else:

@@ -116,6 +116,7 @@ class Constraints:
             )
         matcher = grammars.matcher_of(self._vocabulary(context.eos_token_ids), grammar)
         self._check_beginning(matcher)
+        # a schema whose strings are simple: masks within them are known beforehand
         rules = string_rules.string_rules(grammar)
         if rules is not None:
             run = string_run.StringRun(rules, self._token_texts(context.eos_token_ids))
@@ -138,6 +139,7 @@ class Constraints:
         fill(copy, mask[0])
         (allowed,) = unpack_mask(mask, len(self._delegate)).nonzero()[1:]
         if len(allowed):
+            # llguidance finds a grammar of too many alternatives after the first token only
             copy.consume_token(int(allowed[0]))
         if copy.is_error():
             raise InputError(

@@ -100,6 +100,7 @@ class _Nodes:
         self._work = 0
         self.first, self.last = self._node(), self._node()
         every: Ranges = ((0, END),)
+        # anything may stand before the part, and after it
         self.steps[self.first].append((every, self.first))
         self.steps[self.last].append((every, self.last))
         start, end = self._of(part)
@@ -137,6 +138,7 @@ class _Nodes:
             case Repeat(inner, least, most):
                 start = end = self._node()
                 out = self._node()
+                # written out: automata do not count
                 for count in range(least if most is None else most):
                     if count >= least:
                         self.free[end].append(out)
@@ -189,6 +191,7 @@ def _product(parts: Sequence[Part], accepts: Callable[[tuple[bool, ...]], bool])
             for ranges, _ in steps:
                 borders |= {low for low, _ in ranges} | {high + 1 for _, high in ranges}
     edges = sorted(each for each in borders if each <= LAST + 1)
+    # characters that no step tells apart: one of each class stands for all
     classes = [(low, high - 1) for low, high in zip(edges, edges[1:], strict=False)]
 
     def after(state: tuple[frozenset[int], ...], code: int) -> tuple[frozenset[int], ...]:
@@ -236,6 +239,7 @@ class _Automaton:
             signs = [(kinds[n], *(kinds[each] for each in row)) for n, row in enumerate(self._rows)]
             numbers: dict[tuple[int, ...], int] = {}
             made = [numbers.setdefault(sign, len(numbers)) for sign in signs]
+            # Moore's algorithm: kinds are split until none has states that lead to different kinds
             if len(numbers) == len(set(kinds)):
                 break
             kinds = made
@@ -262,6 +266,7 @@ class _Automaton:
                 paths[source, target] = _class_text(merge_ranges(ranges))
             if self._accepting[source]:
                 paths[source, size] = ""
+        # states are left out one by one, and paths through them become expressions (Kleene)
         left = set(range(1, size))
         while left:
             # the state that makes the fewest new paths is left out next

@@ -161,6 +161,7 @@ class _Reader:
             isinstance(part, Characters) and part.ranges[-1:] > ((LAST, LAST),)
         ):
             raise PatternError("a place is repeated")
+        # lazy: which texts fit is the same
         self._take("?")
         if max(least, most or 0) > _MOST_TIMES:
             raise PatternError("a part is repeated too often")
@@ -188,6 +189,7 @@ class _Reader:
             case "[":
                 return Characters(self._set())
             case ".":
+                # `.`: all but the line break
                 return Characters(others(((10, 10),)))
             case "^":
                 return Characters(((BEGIN, BEGIN),))

@@ -81,6 +81,7 @@ def different_items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     first = list(map(_choices, prefix))
     more = [] if items is False else _choices(items)
+    # items after the listed places are forbidden
     if more is None and schema.get("maxItems", len(prefix) + 1) <= len(prefix):
         more = []
     if more is None or None in first:
@@ -182,6 +183,7 @@ def with_items_of(schema: Mapping[str, Any], target: Any) -> dict[str, Any] | No
     if wrong or (schema.keys() | other.keys()) - _ITEMS or "unevaluatedItems" in other:
         return None
     pairs = ((schema, other), (other, schema))
+    # `items` of one speaks of other places than that of two
     if any("items" in one and "prefixItems" in two for one, two in pairs):
         return None
     both = schema.keys() & other.keys()

@@ -121,6 +121,7 @@ class _Checker:
             if not schema.get("minContains", 1) <= count <= schema.get("maxContains", count):
                 return _place(path, "contains")
         items, prefix = schema.get("items"), schema.get("prefixItems")
+        # before draft 2020-12
         if isinstance(items, list):
             prefix, items = items, schema.get("additionalItems")
         first = prefix if isinstance(prefix, list) else []

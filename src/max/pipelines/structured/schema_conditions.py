@@ -97,6 +97,7 @@ class Conditions:
             dependencies = schema.get(keyword)
             if not isinstance(dependencies, Mapping):
                 continue
+            # each doubles the alternatives
             if len(dependencies) > 4:
                 left.append(keyword)
                 continue

@@ -134,7 +134,7 @@ class _Writer:
 
     def _pattern(self, pattern: str) -> str | None:
         """A pattern in the grammar's syntax; None if it has none there."""
-        self._look_aheads += "(?" in pattern
+        self._look_aheads += "(?" in pattern  # each may make an automaton
         return pattern_for_grammar(pattern) if self._look_aheads <= MOST_AUTOMATA else None
 
     def node(self, schema: Any, path: tuple[str, ...], depth: int, closed: bool) -> Any:
@@ -188,7 +188,7 @@ class _Writer:
         conditions = self._alternatives(schema, path)
         self._object(written, schema, path, depth, closed)
         self._array(written, schema, path, depth)
-        self._write_combinations(written, schema, path, depth, closed)
+        self._write_combinations(written, schema, path, depth, closed)  # last: it reads the others
         if conditions:
             written.setdefault("allOf", []).extend(
                 self.node(each, path, depth + 1, False) for each in conditions
@@ -358,7 +358,7 @@ class _Writer:
             # a name must not fit two patterns
             if text is None or (kept and not disjoint(text, kept)):
                 self._note(path, f"patternProperties {pattern}"[:100])
-                more = False if more is None else more
+                more = False if more is None else more  # a name of the pattern gets no other value
                 continue
             kept[text] = self.node(each, (*path, "patternProperties", pattern), depth + 1, True)
         if kept:
@@ -397,7 +397,7 @@ class _Writer:
             self._note(path, "minProperties")
         if not properties or (closed and len(properties) == len(required)):
             return
-        keywords.pop("minProperties", None)
+        keywords.pop("minProperties", None)  # counted only where none is listed
         keywords.pop("maxProperties", None)
         optional = [name for name in properties if name not in required]
         if closed:

@@ -94,6 +94,7 @@ def remainders(divisor: object) -> int:
     exact = Decimal(divisor) if isinstance(divisor, int) else Decimal(repr(divisor))
     if not exact.is_finite():
         return 0
+    # 0.25 has the remainders of 25: digits without their point
     digits, exponent = abs(exact).normalize().as_tuple()[1:]
     assert isinstance(exponent, int)
     if len(digits) + max(exponent, 0) > len(str(MAX_MULTIPLES)):

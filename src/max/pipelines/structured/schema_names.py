@@ -89,6 +89,7 @@ def name_pattern(names: Any, references: References, depth: int = 0) -> str | No
         parts = [
             name_pattern(e, references, depth + 1) for e in names.get("anyOf", names.get("oneOf"))
         ]
+        # a pattern does not say that only one of two fits
         if None in parts or (asserted == {"oneOf"} and len(parts) > 1):
             return None
         return "" if "" in parts else "|".join(f"({part})" for part in parts)

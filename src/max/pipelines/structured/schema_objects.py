@@ -166,6 +166,7 @@ def without_unevaluated(schema: Mapping[str, Any], references: References) -> di
     for each, others in objects:
         # what says something of all other properties evaluates them
         written = {"additionalProperties": schema["unevaluatedProperties"], **each}
+        # no object fits it, and others are left
         if len(objects) > 1 and not _has_required(written):
             continue
         unlike = [{"not": other} for other in others]

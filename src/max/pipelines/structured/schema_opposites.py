@@ -80,6 +80,7 @@ class Opposites:
         for keyword in sorted(set(schema) & ASSERTIONS - _WITH_OTHERS):
             members += self._keyword_opposites(keyword, schema, base, kinds, depth)
         more = schema.get("additionalProperties", {})
+        # with properties, `_other_properties` speaks of the others
         if "properties" not in schema and more not in (True, {}):
             members.append({"type": "object", "minProperties": 1} if more is False else None)
         return _any(members)
@@ -102,6 +103,7 @@ class Opposites:
         one, other = self._references.resolve(one), self._references.resolve(other)
         if not _kinds(one) & _kinds(other):
             return True
+        # all alternatives have to exclude the other schema
         for options, _ in _alternatives(one):
             if all(self.excludes(each, other, depth + 1, closes) for each in options):
                 return True

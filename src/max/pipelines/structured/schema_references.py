@@ -32,6 +32,7 @@ class References:
                 identifier = value.get("$id", value.get("id"))
                 if isinstance(identifier, str) and not identifier.startswith("#"):
                     resource = value
+                    # by the whole identifier, and by its last part, as relative references name it
                     self._named.setdefault(identifier.rstrip("#"), value)
                     self._named.setdefault(identifier.rstrip("#").rpartition("/")[2], value)
                 elif isinstance(identifier, str):
@@ -85,6 +86,7 @@ class References:
 def _at(value: Any, pointer: str) -> Any:
     """The value at a JSON pointer; None where there is none."""
     for step in pointer[1:].split("/"):
+        # RFC 6901: ~1 first, as ~01 stands for ~1
         step = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping):
             value = value.get(step)

@@ -205,6 +205,7 @@ class MaskWork:
         Args:
             seconds: The time for a mask in seconds, as of `MASK_S`.
         """
+        # again and again: the thread's CPU time may be behind the clock
         while not self.finished.wait(max(seconds - self.seconds(), 0.01)):
             if self.seconds() > seconds:
                 return False

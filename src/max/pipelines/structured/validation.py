@@ -42,6 +42,7 @@ def kept_results(
 
         @wraps(kept)  # `__wrapped__` is the cache
         def result(text: str) -> _Result:
+            # the cache holds its keys, so long texts would take much memory
             return kept(text) if len(text) <= longest else function(text)
 
         return result

@@ -29,6 +29,7 @@ class LateMatcher:
         """The last tokens, which the matcher has not followed: each was allowed, and nothing is forced after it."""
 
     def __getattr__(self, name: str) -> Any:
+        # whatever else is asked of the matcher needs it at its place
         self._follow()
         return getattr(self._matcher, name)
 

@@ -54,6 +54,7 @@ def string_rules(grammar: str) -> StringRules | None:
     try:
         value = json.loads(grammar)
         (part,) = value["grammars"]
+        # a grammar of calls may have texts around the JSON
         if part.get("lark_grammar") is not None:
             return None
         schema = part["json_schema"]
@@ -87,6 +88,7 @@ def _parts(schema: object) -> Iterator[tuple[str, int]]:
             if int(value) != value:
                 raise _UnknownKeywordError
             yield key, int(value)
+        # such as pattern or format
         elif key not in _OTHERS:
             raise _UnknownKeywordError
 

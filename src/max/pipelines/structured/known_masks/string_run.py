@@ -63,6 +63,7 @@ class TokenTexts:
         """
         texts = [text_of(token) for token in range(size)]
         lengths = [_plain_length(text) for text in texts]
+        # [tokens]: the characters that a string must have room for
         needs = [own or _needs_of(text) for own, text in zip(lengths, texts, strict=True)]
         counts = np.array(lengths, np.int32)
         longest = max((len(text or b"") for text in texts), default=0)
@@ -108,6 +109,7 @@ def _needs_of(text: bytes | None) -> int:
     if text is None:
         return 0
     inside, _, _ = _BEGUN_ESCAPE.sub(b".", text).partition(b'"')
+    # all bytes but those that continue a character of UTF-8
     return sum(byte & 0xC0 != 0x80 for byte in inside)
 
 
@@ -189,6 +191,7 @@ class StringRun:
             self._is_escape = True
         else:
             self._characters += 1
+            # the first byte of UTF-8 tells how many follow: 0xC0 one, 0xE0 two, 0xF0 three
             self._following = 0 if byte < 0xC0 else 1 + (byte >= 0xE0) + (byte >= 0xF0)
 
     def _place(self) -> tuple[Place, int] | None:
@@ -197,6 +200,7 @@ class StringRun:
             return None
         if self._is_escape or self._following or self._uncertain:
             return None
+        # it may still become one of the texts that the schema names
         if self._characters <= self._rules.longest_name:
             return None
         bounds = self._rules.bounds
@@ -214,6 +218,7 @@ class StringRun:
         if found is None:
             return None
         place, left = found
+        # no token of the next steps can reach the bound
         if left < 0 or left - self._tokens.longest > steps * MOST_CHARACTERS:
             return self._known.get(place)
         near = self._near.get(place)
