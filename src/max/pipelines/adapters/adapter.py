@@ -110,6 +110,7 @@ def digest_of(paths: Iterable[Path]) -> str:
     total = hashlib.blake2b(digest_size=16)
     for path in paths:
         with open(path, "rb") as file:
+            # a digest of digests: the borders of files count
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
 

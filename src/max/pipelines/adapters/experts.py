@@ -103,7 +103,7 @@ def experts_matrices(a: Array, b: Array, rank: int, names: tuple[str, str]) -> t
             f"{rank}, inputs] and [outputs, {rank} * experts]"
         )
     count = a.shape[0] // rank
-    of_experts = b.reshape(b.shape[0], rank, count).transpose(2, 0, 1)
+    of_experts = b.reshape(b.shape[0], rank, count).transpose(2, 0, 1)  # [experts, outputs, rank]
     return a.reshape(count, rank, a.shape[1]), of_experts
 
 
@@ -141,6 +141,7 @@ def turned_experts(adapter: Adapter, base: AdapterBase) -> Adapter:
 
 def _turned_change(module: str, low_rank: LowRank, form: Experts, base: AdapterBase) -> LowRank:
     width = base.config.hidden_size if form.latent_size is None else form.latent_size
+    # inputs and outputs as the model computes
     sizes = {
         "gate_up_proj": (width, 2 * form.size), "up_proj": (width, form.size), "down_proj": (form.size, width),
     }  # fmt: skip
@@ -151,8 +152,10 @@ def _turned_change(module: str, low_rank: LowRank, form: Experts, base: AdapterB
             f"the tensor {low_rank.tensor!r} is for {len(low_rank.a)} experts of {found[0]} inputs and {found[1]} "
             f"outputs; the base has {form.count} of {expected[0]} and {expected[1]}"
         )
+    # versions of PEFT differ in which dimension has the inputs
     if found == expected:
         return low_rank
+    # (B A)ᵀ = Aᵀ Bᵀ: both are transposed and change places
     a, b = (np.swapaxes(part, 1, 2) for part in (low_rank.b, low_rank.a))
     return replace(low_rank, a=a, b=b)
 

@@ -52,6 +52,7 @@ def read_gguf_adapter(path: Path, max_rank: int) -> Adapter:
             f"{path}: general.type is {str(values.get('general.type'))[:40]!r} and adapter.type "
             f"{str(values.get('adapter.type'))[:40]!r}; expected adapter and lora"
         )
+    # aLoRA: the change holds only from these tokens on
     if values.get("adapter.alora.invocation_tokens") is not None:
         raise AdapterError(
             f"{path}: adapter.alora.invocation_tokens is set; such adapters do not run"

@@ -149,6 +149,7 @@ class AdapterLayout:
         hidden = next(iter(tables.values()), 0)
         for prefix, module in model.named_modules():
             name = prefix.removesuffix(".")
+            # norms of hidden states only, not those of heads
             if shape.whole and isinstance(module, NORMS) and _norm_size(module) == hidden:
                 parts = name.split(".")
                 found.setdefault(parts[1] if parts[0] == "layers" else "", []).append(
@@ -168,6 +169,7 @@ class AdapterLayout:
         places: list[tuple[int, int]] = []
         offset = 0
         blocks = sorted((key for key in found if key), key=int)
+        # blocks without a site have a place too
         count = 1 + max(map(int, blocks), default=-1)
         for key in [*map(str, range(count)), ""]:
             places.append((offset, len(sites)))
@@ -200,6 +202,7 @@ def _expert_sites(
             size += adapter_ops.lora_place_size(shape.max_rank, inputs, columns)
     if not found:
         return None, []
+    # the first share that begins after all common elements and sites
     first = max(-(-elements // size), -(-count // len(own)))
     most = max(module.count for module in found.values())
     sites = [
@@ -223,6 +226,7 @@ def _site(name: str, module: Module, index: int, offset: int, shape: AdapterShap
     is_table, rank = isinstance(module, Embedding), shape.max_rank
     whole = shape.whole and name in WHOLE
     if whole:
+        # a whole weight is a change of full rank, with an identity as the other factor
         rank = max(rank, columns if is_table else inputs)
     return Site(name, inputs, columns, is_table, index, offset, rank, takes_whole=whole)
 
@@ -235,6 +239,7 @@ def _norm_size(module: RMSNorm | LayerNorm | PlainLayerNorm) -> int:
 def sizes_of(module: Module) -> tuple[int, int]:
     """The numbers of inputs and outputs of a linear layer, or of rows and columns of a table."""
     if isinstance(module, GPTQLinear):
+        # GPTQ packs inputs of an output into words of 32 bits
         packed = 32 // module.quantization_config.bits
         return int(module.qweight.shape[0]) * packed, int(module.qweight.shape[1])
     assert isinstance(module, Linear | Embedding)

@@ -42,6 +42,7 @@ class OutOfAdapterSlotsError(OutOfPagesError):
     """
 
     def __init__(self, total: int) -> None:
+        # not that of OutOfPagesError, whose message speaks of pages
         RuntimeError.__init__(self, f"adapters: all {total} slots are in use by running requests")
         self.needed, self.free, self.total = 1, 0, total
 
@@ -147,6 +148,7 @@ class LoRAManager:
                     f"an adapter named {name!r} is loaded",
                     "Unload it first, or choose another name.",
                 )
+            # the same contents again
             if known is not None:
                 return
             loaded = _Loaded(name, path, adapter.digest, adapter.rank)
@@ -196,6 +198,7 @@ class LoRAManager:
         if loaded.slot is None and loaded.packed is None and waiting < MAX_WAITING:
             packed = self._read_unchanged(loaded)
             with self._lock:
+                # a batch may have placed it meanwhile
                 if loaded.slot is None:
                     loaded.packed = packed
 

@@ -73,6 +73,7 @@ def merged_weights(
             continue
         name = name_of(module, low_rank.tensor)
         value = stored_weights[name]
+        # tables and transposed weights are stored as [inputs, outputs]
         turned = low_rank.is_table or names.own_name(name).endswith(names.transposed_weights)
         own = _floats(value)
         new = _with_low_rank(own.T if turned else own, low_rank)
@@ -122,6 +123,7 @@ def write_merged(folder: Path, out: Path, adapter: Adapter, names: WeightNames, 
     files = sorted(folder.glob("*.safetensors"))
     stored = {name: weight.data() for name, weight in load_weights(list(files)).items()}
     merged = merged_weights(stored, adapter, names, tied)
+    # other forms of the weights would be without the adapter
     ignored = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.index.json", ".*")
     shutil.copytree(folder, out, ignore=ignored)
     arrays = {
@@ -149,6 +151,7 @@ def _with_low_rank(
         )
     new = weight + np.float32(low_rank.scale) * (b @ a)
     if low_rank.magnitude is not None:
+        # DoRA: each row gets the length that was learned
         lengths = np.linalg.norm(new.astype(np.float64), axis=1).astype(np.float32)
         new *= (low_rank.magnitude.astype(np.float32) / lengths)[:, None]
     return new

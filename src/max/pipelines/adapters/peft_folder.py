@@ -70,6 +70,7 @@ class _Config:
     def scale(self, module: str, rank: int) -> float:
         """The factor of a module's product."""
         alpha = next((value for key, value in self.alphas if _matches(key, module)), self.alpha)
+        # rsLoRA: https://arxiv.org/abs/2312.03732
         return alpha / math.sqrt(rank) if self.root else alpha / rank
 
     def rank_of(self, module: str) -> int:

@@ -101,7 +101,7 @@ def _places(
         count = low_rank.a.shape[1] if low_rank.is_table else low_rank.b.shape[-2]
         if count >= _SHIFT:
             raise AdapterError(f"the tensor {low_rank.tensor!r} has {count} rows, too many")
-        probe = (number * _SHIFT + np.arange(count, dtype=np.float64))[:, None]
+        probe = (number * _SHIFT + np.arange(count, dtype=np.float64))[:, None]  # [rows, 1]
         if low_rank.a.ndim == 3:
             stacked = np.repeat(probe[None], len(low_rank.a), axis=0)
             if adapter.is_gguf:
@@ -134,6 +134,7 @@ def _places(
     for name, value in split.items():
         stem = name.removesuffix(".weight")
         array = Tensor.from_dlpack(value.data).to_numpy()
+        # what renaming adds, such as constants, is no probe
         if not name.endswith(".weight") or array.ndim not in (2, 3) or array.dtype != np.float64:
             continue
         stacked = array.ndim == 3
@@ -210,7 +211,7 @@ def _in_order_of(
     heads = form.num_attention_heads if parts[-1] == "q_proj" else form.num_key_value_heads
     order = neighbors(np.arange(len(b)), heads)
     if adapter.is_gguf:
-        order = np.argsort(order)
+        order = np.argsort(order)  # the inverse
     return a, b[order], gain, None if shift is None else shift[order]
 
 
@@ -235,6 +236,7 @@ def packed_terms(site: Site, terms: SiteTerms, dtype: npt.DTypeLike) -> list[tup
     panels = -(-site.columns // adapter_ops.LORA_PANEL)
     padded = np.zeros((panels * adapter_ops.LORA_PANEL, terms.rank), dtype)
     padded[: site.columns] = terms.b
+    # [panels, rank, LORA_PANEL]
     b = padded.reshape(panels, adapter_ops.LORA_PANEL, terms.rank).swapaxes(1, 2)
     a = terms.a.T if site.is_table else terms.a
     parts: list[tuple[int, Any]] = [(0, a), (at_b, b)]

@@ -107,8 +107,10 @@ class AdapterSites:
             if batch is None:
                 raise RuntimeError(f"{site.name}: the adapters of the batch are not set")
             self.used.add(site.form)
+            # a norm's gain and shift change its output
             if site.norm_offset is not None:
                 x = y
+            # numbers of tokens take the place of rows of inputs
             if site.is_table:
                 x = ops.reshape(ops.cast(x, DType.int64), [x.shape[0], 1])
             return add_adapters(
@@ -131,6 +133,7 @@ class AdapterSites:
 
     def _attach_experts(self, name: str, module: DecoderExperts, experts: ExpertPlaces) -> None:
         """Makes the products of a block's experts take adapters: an expert of a slot is a slot of its own."""
+        # those of the first expert: the others lie a share further each
         sites = [self.layout.sites[f"{name}.experts.{p}.0"] for p in module.projections]
         block = int(name.split(".")[1])
         start, index = (
@@ -145,10 +148,11 @@ class AdapterSites:
             batch = self._batch
             if batch is None:
                 raise RuntimeError(f"{name}: the adapters of the batch are not set")
-            own = ops.gather(batch.slots[0], tokens, axis=0)
+            own = ops.gather(batch.slots[0], tokens, axis=0)  # [rows]
             share = own * experts.shares + (ops.cast(chosen, DType.int32) + experts.first)
             none = ops.constant(-1, DType.int32, own.device)
             count = tokens.shape[0]
+            # each row is a group of its own: [0, 1, …, rows]
             each = ops.range(
                 0, TensorValue(count) + 1, 1, out_dim=count + 1, dtype=DType.int64, device=own.device
             )  # fmt: skip
@@ -241,6 +245,7 @@ class AdapterSites:
         """
         before = self._batch
         assert before is not None
+        # only where the rows are others, as sorting them takes a kernel
         if before.rows.order.shape[0] != rows:
             batch = self._inputs[2].shape[0]
             sequences = ops.range(

@@ -54,6 +54,7 @@ class AdapterBase:
             AdapterError: The model has no plain weight of this name.
         """
         value = self.weights.get(f"{site}.weight")
+        # a tied output layer is the embedding
         if value is None and site == "lm_head":
             value = self.weights.get("embed_tokens.weight")
         if value is None:

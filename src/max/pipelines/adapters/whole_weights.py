@@ -145,8 +145,10 @@ def _norm_terms(base: AdapterBase, site: Site, parts: Mapping[str, Array]) -> Si
             f"{site.name}: the base's weight has a 0 where the adapter's has none",
             "Merge the adapter into the model: max quantize MODEL OUTPUT --merge ADAPTER.",
         )
+    # where both weights are 0 any ratio will do
     ratio = np.divide(new_weight, weight, out=np.ones_like(weight), where=weight != 0)
     a, b = np.zeros((0, site.inputs), np.float32), np.zeros((site.columns, 0), np.float32)
+    # w' x + b' = ratio (w x + b) + (b' - ratio b)
     return SiteTerms(a, b, ratio - 1, new_bias - bias * ratio)
 
 

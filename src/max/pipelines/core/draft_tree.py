@@ -161,6 +161,7 @@ def part_of_tree(
         parents: Their parents.
         kept_indices: The tokens to keep, in order, each with its parent.
     """
+    # old index to new one: kept tokens have kept parents
     places = {LAST_TOKEN: LAST_TOKEN} | {index: place for place, index in enumerate(kept_indices)}
     return [tokens[index] for index in kept_indices], [places[parents[i]] for i in kept_indices]
 
@@ -183,6 +184,7 @@ def path_outcomes(
     first, others = [0, 0], [0, 0]
     for place, row in enumerate((LAST_TOKEN, *path)):
         siblings = children.get(row, [])
+        # a leaf: nothing more was drafted there
         if not siblings:
             break
         rank = siblings.index(path[place]) if place < len(path) else len(siblings)

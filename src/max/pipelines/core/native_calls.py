@@ -84,6 +84,7 @@ def quiet_panics() -> Iterator[None]:
 
     Other output of that time appears when the block ends.
     """
+    # one at a time: the descriptor belongs to the process
     with _redirecting, tempfile.TemporaryFile() as aside:
         try:
             sys.stderr.flush()
@@ -101,6 +102,7 @@ def quiet_panics() -> Iterator[None]:
         finally:
             os.dup2(before, 2)
             os.close(before)
+            # what others wrote meanwhile is lost only with a panic
             aside.seek(0)
             if not panicked and (text := aside.read()):
                 os.write(2, text)

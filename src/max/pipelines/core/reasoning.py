@@ -89,6 +89,7 @@ class ReasoningLimit:
             return
         if self._thinks is None:
             self._thinks = self._reasons(generated_tokens, decode)
+        # only the last tokens, as each step decodes them
         elif self._budget.end in decode(
             generated_tokens[-len(self._budget.closing_tokens) - _LAST :]
         ):
@@ -101,6 +102,7 @@ class ReasoningLimit:
             steps: The most steps.
             num_generated: The number of tokens of the answer.
         """
+        # the temperature may change with any token
         if self.sets_temperature and self._thinks is not False:
             return 1
         if self._closed_at is not None:
@@ -125,6 +127,7 @@ class ReasoningLimit:
             if self._check_at is None or count < self._check_at:
                 return None
             reasons = self._reasons(generated_tokens, decode)
+            # only space so far, or a part of the mark: the next token tells
             self._check_at = count + 1 if reasons is None else None
             if not reasons:
                 return None

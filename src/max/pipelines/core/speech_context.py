@@ -67,6 +67,7 @@ class TTSContext(TextContext):
         """
         end = self._speech_token_end_idx + len(new_tokens)
         if end > len(self._speech_tokens):
+            # rounded up to whole chunks
             size = -(-end // self._speech_token_size) * self._speech_token_size
             room = np.zeros(size, np.int64)
             room[: self._speech_token_end_idx] = self.speech_tokens

@@ -218,6 +218,7 @@ class TextContext:
     @property
     def needs_ce(self) -> bool:
         """Whether tokens of the prompt, or of a reset, are still to be processed."""
+        # tokens that a grammar forced are processed with the one before them
         left = self._end_idx - self._start_idx - self._jumped_tokens
         return self._start_idx < self._prompt_len or left > 1
 
@@ -276,7 +277,7 @@ class TextContext:
         generated = self._end_idx - self._prompt_len
         eos = sorted(self.eos_token_ids)
         banned = np.zeros((len(eos), 2), np.int32)
-        banned[:, 1] = eos
+        banned[:, 1] = eos  # [n, 2]: row 0, token
         free = np.zeros((0, 2), np.int32)
         return [banned if generated + i < self.min_tokens else free for i in range(num_steps)]
 
@@ -333,7 +334,7 @@ class TextContext:
             ValueError: The next step ends before the end of the prompt, the sequence has no room for the tokens and for
                 one more, or the parents are none of a tree, or of one with too many rows.
         """
-        room = self.max_length - self._end_idx - 1
+        room = self.max_length - self._end_idx - 1  # the step gives one token besides
         if tokens and (self._active_idx < self._end_idx or len(tokens) > room):
             raise ValueError(
                 f"request {self.request_id}: {len(tokens)} drafted tokens after token {self._active_idx} of "
@@ -358,7 +359,7 @@ class TextContext:
         Raises:
             ValueError: The prompt, or tokens that were returned already, would be removed; nothing was changed.
         """
-        returned = max(self._prompt_len, self._completion_start_idx)
+        returned = max(self._prompt_len, self._completion_start_idx)  # clients have these
         if length < returned:
             raise ValueError(
                 f"request {self.request_id}: {length} of {self._end_idx} tokens are to be kept; the prompt and the "
@@ -476,7 +477,7 @@ class TextContext:
         self._completion_start_idx = self._end_idx
         self.reset()
         if self._reasoning_limit is not None:
-            self._reasoning_limit.rewind(len(tokens))
+            self._reasoning_limit.rewind(len(tokens))  # found anew
 
     def compute_num_available_steps(self, max_seq_len: int) -> int:
         """The number of tokens that can be generated before the sequence is full.

@@ -28,6 +28,7 @@ class TokenCounts:
             answer: All tokens of the answer, ``[tokens]``.
             truncations: How often tokens were removed from its end: after that all are counted anew.
         """
+        # removed tokens may be any of the counted ones: all are counted anew
         if truncations != self._truncations:
             self._places.clear()
             self._read, self._truncations = 0, truncations
@@ -39,6 +40,7 @@ class TokenCounts:
             place = self._places.get(token)
             if place is None:
                 place = self._places[token] = len(self._places)
+                # doubled, so that growing costs a constant time a token
                 if place == len(self._tokens):
                     self._tokens, self._counts = (
                         np.concatenate([old, np.zeros_like(old)])

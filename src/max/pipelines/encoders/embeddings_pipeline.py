@@ -99,6 +99,7 @@ class EmbeddingsPipeline(Pipeline[EmbeddingsGenerationInputs, EmbeddingsGenerati
             contexts = [context for _, context in part]
             model_inputs = self._model.prepare_initial_token_inputs(contexts)
             result = self._model.execute(model_inputs)
+            # [texts, size], or [tokens, size] with offsets
             rows = to_host(result.logits)
             # a row for each token, cut into texts
             if result.logit_offsets is not None:
@@ -120,6 +121,7 @@ class EmbeddingsPipeline(Pipeline[EmbeddingsGenerationInputs, EmbeddingsGenerati
         tokens = 0
         for request in requests:
             length = request[1].active_length
+            # a text beyond the budget runs alone
             if part and (tokens + length > budget or len(part) == max_texts):
                 yield part
                 part, tokens = [], 0

@@ -105,7 +105,7 @@ class EncoderAttention(Module):
             input_row_offsets,
             1 / math.sqrt(config.head_dim) if scale is None else scale,
             mask=self._mask(),
-            window=self.window or -1,
+            window=self.window or -1,  # -1: none
             bias=positional[0] if config.relative_buckets else None,
         )
         merged = ops.reshape(attended, [x.shape[0], config.num_attention_heads * config.head_dim])
@@ -120,7 +120,7 @@ class EncoderAttention(Module):
 def _rotated_heads(x: TensorValue, cos: TensorValue, sin: TensorValue) -> TensorValue:
     """Heads ``[total, heads, head_dim]`` whose pairs, half a head apart, are rotated."""
     half = int(x.shape[2]) // 2
-    first, second = x[:, :, :half], x[:, :, half:]
+    first, second = x[:, :, :half], x[:, :, half:]  # [total, heads, head_dim / 2]
     return ops.concat([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
 
@@ -263,7 +263,7 @@ class Encoder(Module):
             token_types: The type of each token, int64 ``[total]``; unused by models without types.
             input_row_offsets: Where each text begins, and the number of rows, uint32 ``[batch + 1]``.
         """
-        h = self.embeddings(tokens, positions, token_types)
+        h = self.embeddings(tokens, positions, token_types)  # [total, hidden_size]
         positional = self._position_inputs(positions)
         first_of = groups_of_same_form(list(self.layers))
         subgraphs: dict[int, Graph] = {}
@@ -300,7 +300,7 @@ class Encoder(Module):
             head_dim=config.head_dim,
             max_seq_len=self.max_seq_len,
             interleaved=False,
-        ).table()[: self.max_seq_len]
+        ).table()[: self.max_seq_len]  # [positions, head_dim / 2, 2]
         shape = [positions.shape[0], 1, config.head_dim // 2]
         tables = (np.ascontiguousarray(table[..., i]) for i in (0, 1))
         return [
@@ -313,6 +313,7 @@ class Encoder(Module):
     def _bias_of_distances(self) -> TensorValue:
         """The bias of each head and distance, float32 ``[heads, 2 * max_seq_len - 1]``."""
         buckets = relative_buckets(self.max_seq_len, self.config.relative_buckets)
+        # [2 * max_seq_len - 1, heads]
         rows = self.relative_attention_bias(ops.constant(buckets, DType.int64, self.device))
         return ops.transpose(ops.cast(rows, DType.float32), 0, 1)
 

@@ -165,6 +165,7 @@ class EncoderModel(GraphModel[EmbeddingsContext]):
         state_dict = self.renamed_weights(
             dict(self.weights.items()), self.weight_names.from_safetensors
         )
+        # a longer checkpoint would lose layers in silence
         stored = {name.split(".")[1] for name in state_dict if name.startswith("layers.")}
         if len(stored) != config.num_layers:
             raise WeightsError(
@@ -238,9 +239,10 @@ class EncoderModel(GraphModel[EmbeddingsContext]):
         lengths = [len(tokens) for tokens in parts]
         return EncoderInputs(
             self.on_device(np.concatenate(parts)),
+            # positions begin anew in each text
             self.on_device(np.concatenate([np.arange(n, dtype=np.int64) for n in lengths])),
             self.on_device(np.concatenate(types)),
-            self.on_device(np.cumsum([0, *lengths], dtype=np.uint32)),
+            self.on_device(np.cumsum([0, *lengths], dtype=np.uint32)),  # [texts + 1]
         )
 
     def prepare_next_token_inputs(

@@ -31,9 +31,9 @@ def _rows_of_texts(
     """The rows of each text (bool ``[batch, total]``), each row's number in its text from 1, and the row counts."""
     batch, total = input_row_offsets.shape[0] - 1, h.shape[0]
     bounds = ops.cast(input_row_offsets, DType.int64)
-    begin, end = (ops.reshape(x, [batch, 1]) for x in (bounds[:-1], bounds[1:]))
+    begin, end = (ops.reshape(x, [batch, 1]) for x in (bounds[:-1], bounds[1:]))  # [batch, 1]
     row = ops.range(0, total, 1, out_dim=total, dtype=DType.int64, device=h.device)
-    row = ops.reshape(row, [1, total])
+    row = ops.reshape(row, [1, total])  # [1, total]
     inside = ops.logical_and(row >= begin, row < end)
     return inside, ops.cast(row - begin + 1, DType.float32), ops.cast(end - begin, DType.float32)
 
@@ -56,6 +56,7 @@ def _pool_mean_sqrt(h: TensorValue, input_row_offsets: TensorValue) -> TensorVal
 
 def _pool_weighted_mean(h: TensorValue, input_row_offsets: TensorValue) -> TensorValue:
     inside, number, count = _rows_of_texts(h, input_row_offsets)
+    # weights 1, 2, … of a text's tokens, over their sum
     return _weighted_mean(h, inside, number / (count * (count + 1) / 2))
 
 
@@ -144,7 +145,7 @@ class SentenceHead(Module):
                 h = parts[0] if len(parts) == 1 else ops.concat(parts, axis=1)
             elif step.kind == "normalize":
                 # PyTorch's normalize divides by at least 1e-12
-                length = ops.sqrt(ops.sum(h * h, axis=1))
+                length = ops.sqrt(ops.sum(h * h, axis=1))  # [batch, 1]
                 h = h / ops.max(length, ops.constant(1e-12, DType.float32, h.device))
             else:
                 h = next(layers)(h)

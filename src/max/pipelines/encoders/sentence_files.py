@@ -60,6 +60,7 @@ def read_sentence_files(repo: HuggingFaceRepo) -> SentenceFiles:
     Raises:
         ModelFilesError: A file is broken, or has a module that this engine does not run.
     """
+    # without these files sentence-transformers takes the mean of the tokens
     files = SentenceFiles()
     path = _file(repo, MODULES)
     if path is not None:
@@ -127,6 +128,7 @@ def _with_modules(files: SentenceFiles, repo: HuggingFaceRepo, modules: Path) ->
         kind, folder = str(keys.value("type")).rpartition(".")[2], keys.value("path")
         if not isinstance(folder, str):
             raise keys.error("path", "the name of a folder")
+        # the encoder itself, and what does nothing outside of training
         if kind in ("Transformer", "Dropout"):
             continue
         if kind == "Normalize":

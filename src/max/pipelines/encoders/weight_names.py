@@ -53,6 +53,7 @@ class EncoderNames:
         for name, value in state_dict.items():
             path, _, last = self._without_prefix(name).rpartition(".")
             own = self._own_names(path)
+            # what the encoder lacks: buffers, heads of other tasks
             if last not in _TENSORS or not own:
                 continue
             data = value if isinstance(value, WeightData) else value.data()

@@ -62,7 +62,7 @@ def penalty_inputs(batch: Sequence[TextGenerationContext]) -> list[Tensor]:
         request's part uint32 ``[batch + 1]``; frequency, presence and repetition penalties float32 ``[batch]``.
     """
     counted = list(map(_counts_of, batch))
-    offsets = np.cumsum([0, *(len(ids) for ids, _ in counted)])
+    offsets = np.cumsum([0, *(len(ids) for ids, _ in counted)])  # [batch + 1]
     params = [context.sampling_params for context in batch]
     # ids and counts of all requests one after the other, and where each request's begin
     arrays = (
@@ -143,9 +143,9 @@ def bias_inputs(batch: Sequence[TextGenerationContext]) -> list[Tensor]:
         (masks,) = context.get_min_token_logit_mask(1)
         banned += [(row, int(token)) for token in masks[:, 1]]
     arrays = (
-        np.array(places, np.int64).reshape(-1, 2),
+        np.array(places, np.int64).reshape(-1, 2),  # [biased, 2]: row, token
         np.array(biases, np.float32),
-        np.array(banned, np.int64).reshape(-1, 2),
+        np.array(banned, np.int64).reshape(-1, 2),  # [banned, 2]: row, token
     )
     return [Tensor.from_numpy(array) for array in arrays]
 
@@ -192,6 +192,7 @@ def token_sampler(
             logits = ops.scatter_nd(logits, never, banned)
         if sampling_config.enable_penalties:
             logits = apply_penalties(logits, list(islice(inputs, 6)))
+        # last: what a grammar forbids stays forbidden
         if sampling_config.enable_structured_output:
             logits = allowed_logits(logits, next(inputs))
         tokens = sample_tokens(logits, *sampling)

@@ -41,7 +41,7 @@ def step_seed(seed: int, position: int) -> int:
     """
     # mixed, as neighboring seeds and positions must give unrelated values
     z = (seed + (position + 1) * SEED_STEP) & SEED_MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK  # 30)) :: the finalizer of SplitMix64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & SEED_MASK
     return z ^ (z >> 31)
 

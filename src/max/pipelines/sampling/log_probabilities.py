@@ -173,6 +173,7 @@ def compute_log_probabilities_ragged(
             top = dict(
                 zip(indices[row, :top_n].tolist(), values[row, :top_n].tolist(), strict=True)
             )
+            # the token itself need not be among the likeliest
             top.setdefault(int(inputs[1][row]), float(token_logs[row]))
             tops.append(top)
         results[i] = LogProbabilities([float(token_logs[row]) for row in positions], tops)

@@ -99,7 +99,8 @@ def grammar_tokens(
 
 def _likeliest(logits: Tensor, row: int, bitmask: npt.NDArray[np.int32]) -> int | None:
     """The likeliest token of a row among those that may follow; None if there are none, or logits are no numbers."""
-    values = logits[row].to(CPU()).to_numpy()
+    values = logits[row].to(CPU()).to_numpy()  # [vocab]
+    # [vocab] of 0 and 1
     bits = np.unpackbits(bitmask[row].view(np.uint8), bitorder="little")[: len(values)]
     (allowed,) = bits.nonzero()
     if not len(allowed):

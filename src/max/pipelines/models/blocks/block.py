@@ -150,6 +150,7 @@ class DecoderBlock(Module):
         mixer: str = "self_attn",
     ) -> None:
         self.mixer_name = mixer
+        # an indexer has a group of its own
         self.cache_groups = getattr(attention, "cache_groups", 1)
         if attention is not None:
             setattr(self, mixer, attention)
@@ -206,6 +207,7 @@ class DecoderBlock(Module):
         attended = mixer(
             layer_idx,
             normed,
+            # of a subgraph they come as a list
             PagedCacheValues.of(kv_collection, self.cache_groups - 1),
             position_inputs,
             input_row_offsets,

@@ -58,6 +58,7 @@ class DeltaNetForm(Mixer):
             projection: ``in_proj_qkvz`` or ``in_proj_ba``.
         """
         group = self.num_heads // self.key_heads
+        # of a key head: its query, its key, values and gates of its value heads
         widths = [self.key_dim, self.key_dim, *[group * self.value_dim] * 2]
         if projection == "in_proj_ba":
             widths = [group, group]

@@ -249,6 +249,7 @@ class RopeConfig:
         growth = p["alpha"]
         if growth is None:
             trained = p["max_position_embeddings"]
+            # that of the longest sequence for all, as cached keys must not depend on the length of theirs
             growth = p["factor"] * max(longest, trained) / trained - (p["factor"] - 1)
         return self.theta * growth ** (rotated_dim / (rotated_dim - 2))
 

@@ -78,7 +78,7 @@ class ShortConv(Module):
             position_inputs: Not used.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
-        b, c, y = ops.split(self.in_proj(x), [self.form.channels] * 3, axis=1)
+        b, c, y = ops.split(self.in_proj(x), [self.form.channels] * 3, axis=1)  # [tokens, channels]
         mixed = ops.cast(b * y, DType.float32)
         mixed = self.conv(layer_idx, mixed, kv_collection, input_row_offsets)
         return ops.cast(self.out_proj(ops.cast(mixed, c.dtype) * c), x.dtype)

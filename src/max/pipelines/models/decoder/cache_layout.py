@@ -51,6 +51,7 @@ def cache_layout(blocks: Sequence[Block], longest: int) -> CacheLayout:
             with_states.append(index)
     # groups without a window come first
     groups: list[tuple[CachedKeys | None, list[int]]] = [by_form[form] for form in sorted(by_form)]
+    # recurrent layers of a model have one form
     first_with_states = next((blocks[index].mixer for index in with_states), None)
     states = () if first_with_states is None else first_with_states.states(len(with_states))
     of_block = {
@@ -63,6 +64,7 @@ def cache_layout(blocks: Sequence[Block], longest: int) -> CacheLayout:
         source = None if block.mixer is None else block.mixer.source
         place = of_block.get(index if source is None else source)
         if place is None and index in with_states:
+            # states are counted by themselves; no group has the block
             place = 0, with_states.index(index)
         places.append(place or (0, sum(other < index for other in of_block)))
     return CacheLayout(groups or [(None, [])], places, states)

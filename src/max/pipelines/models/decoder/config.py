@@ -255,6 +255,7 @@ class DecoderConfig:
             len(self.blocks_of_model),
             () if self.head_block is None else (self.head_block,),
         )
+        # of a model: its blocks, then the head's; of a head: the model's blocks, then its own
         layout = cache_layout(
             (*self.blocks_of_model, *self.blocks, *head), self.max_position_embeddings
         )
@@ -321,10 +322,12 @@ class DecoderConfig:
                 # the paged cache has no layers
                 groups.append(CacheGroup(0, n_devices, 2, None, False))
                 continue
+            # each device has a head, also where there are fewer heads than devices
             heads = 1 if keys.is_latent else max(keys.n_kv_heads, n_devices)
             groups.append(
                 CacheGroup(len(members), heads, keys.head_dim, keys.window, keys.is_latent)
             )
+        # keys of indexers: one row a token, as of latents
         groups += [
             CacheGroup(len(members), 1, keys.index_dim, None, True)
             for keys, members in layout.groups

@@ -278,7 +278,7 @@ class Decoder(Transformer):
         states: dict[int, TensorValue] = {}
         for index, layer in enumerate(self.layers):
             if index in self.config.stored_states:
-                states[index] = h
+                states[index] = h  # what the block reads
             group, place = self._layout.places[index]
             layer_idx = ops.constant(np.array(place, np.uint32), DType.uint32, h.device)
             cache = self._cache_of(self.config.blocks[index], group, kv_collection)
@@ -334,7 +334,7 @@ class Decoder(Transformer):
             kv_collection: The cache.
             input_row_offsets: The first row of each sequence, uint32 ``[batch + 1]``.
         """
-        group = len(self.kv_params.groups)
+        group = len(self.kv_params.groups)  # the last one
         store_rows(
             self.kv_params.group(group),
             h,
@@ -346,6 +346,7 @@ class Decoder(Transformer):
     def _logits(self, h: TensorValue) -> TensorValue:
         """The logits of hidden states in float32."""
         adapters = self._adapters
+        # rows are no longer those of all tokens
         with nullcontext() if adapters is None else adapters.equal_rows(h.shape[0]):
             h = self.norm(h)
             if self.config.embedding_size is not None:

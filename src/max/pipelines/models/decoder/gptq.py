@@ -64,7 +64,12 @@ def read_quantization(keys: ConfigKeys) -> QuantizationConfig | None:
     if section.flag("lm_head"):
         raise section.error("lm_head", "false: a GPTQ lm_head is not supported")
     return QuantizationConfig(
-        method, 4 if bits == 3 else bits, group, section.flag("desc_act"), section.flag("sym", True)
+        # `convert_quantized` has written 3 bits as 4
+        method,
+        4 if bits == 3 else bits,
+        group,
+        section.flag("desc_act"),
+        section.flag("sym", True),
     )
 
 
@@ -100,7 +105,7 @@ def gptq_v1(state_dict: Mapping[str, WeightData], bits: int) -> dict[str, Weight
     mask = np.uint32(2**bits - 1)
     for name, value in state_dict.items():
         if name.endswith(".qzeros"):
-            words = Tensor.from_dlpack(value.data).to_numpy().view(np.uint32)
+            words = Tensor.from_dlpack(value.data).to_numpy().view(np.uint32)  # [groups, words]
             # modulo 2 ** bits, so that a zero point of 0 becomes the greatest number
             minus_one = ((words[..., None] >> shifts & mask) - np.uint32(1) & mask) << shifts
             packed = np.bitwise_or.reduce(minus_one, -1).view(np.int32)

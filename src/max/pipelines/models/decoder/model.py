@@ -80,8 +80,7 @@ class DecoderInputs(ModelInputs):
 class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     """A decoder-only model that picks the next tokens in its graph.
 
-    An architecture subclasses it, sets the class attributes, and overrides `configure` if its
-    config depends on the weights.
+    An architecture subclasses it and sets the class attributes; `configure` may read the weights.
     """
 
     samples_in_graph = True
@@ -97,7 +96,6 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
     """Renames the weights of a checkpoint if the architecture is registered without adapters."""
 
     _adapters: adapter_manager.LoRAManager | None = None
-
     _head: HeadSource | None = None
 
     gguf: tuple[gguf_form.GGUFForm, ...] = ()
@@ -125,6 +123,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         state_dict = split_fused(config, state_dict)
         if shape is not None:
             decoder = self.decoder_class(config, params, DType.float32)
+            # adapters have the layout of the folder, which weights of GGUF files have not
             base = adapter_base.base_of(
                 type(self),
                 config,
@@ -161,8 +160,8 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         """
         if (source := self._head) is None:
             return None
-        head = copy.copy(self)
-        head._adapters = None
+        head = copy.copy(self)  # all but the graph is the model's
+        head._adapters = None  # the model's step has them
         head.samples_in_graph = True
         head.return_logits = ReturnLogits.LAST_TOKEN
         head.model = load_decoder_graph(
@@ -427,6 +426,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         cache_dtype: DType,
     ) -> KVCacheParams:
         """The shape of the KV cache of a decoder."""
+        # swapping moves pages, and recurrent states have none
         swaps = kv_cache_config.enable_kvcache_swapping_to_host and not config.states
         return config.cache_params(
             cache_dtype,
@@ -486,7 +486,7 @@ class DecoderModel(GraphModel[TextContext], KVCacheMixin):
         forms = [form for block in config.blocks for form in block.feed_forwards]
         features = max((form.features for form in forms), default=config.hidden_size)
         floats_per_token = 4 * config.hidden_size + 2 * features
-        return 4 * (tokens * floats_per_token + batch * config.vocab_size)
+        return 4 * (tokens * floats_per_token + batch * config.vocab_size)  # bytes of float32
 
 
 def _is_interleaved(rope_type: RopeType) -> bool:

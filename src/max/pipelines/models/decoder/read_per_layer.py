@@ -53,6 +53,7 @@ def read_per_layer_decoder(
     """
     if keys.value("use_bidirectional_attention") not in (None, False, "vision"):
         raise keys.error("use_bidirectional_attention", "null: a decoder's tokens see earlier ones")
+    # sizes may differ by layer: families read them
     names = {"hidden_act": "hidden_activation", "intermediate_size": ""}
     config = read_decoder(
         keys,
@@ -127,6 +128,7 @@ def with_full_heads(
     shape = attention.num_key_value_heads, attention.head_dim
     as_values, stated = keys.flag("attention_k_eq_v"), keys.value("per_layer_config")
     if stated is None and keys.states("per_layer_config"):
+        # an explicit null: all layers have equal heads
         own = shape
     elif stated is None:
         heads = keys.integer("num_global_key_value_heads", 1, LONGEST_SEQUENCE, shape[0])

@@ -51,6 +51,7 @@ def split_over_devices(model: Decoder, devices: Sequence[DeviceRef]) -> None:
     config, count = model.config, len(devices)
     config.check_split(count)
     params = model.kv_params
+    # each part is a model on one device, with its own share of heads in the cache
     own_params = replace(
         params,
         n_devices=1,

@@ -227,6 +227,7 @@ def gguf_layout(
         state_dict: The weights by the decoder's names.
         interleaved: Whether the family's files store the two elements of a rotated pair adjacently.
     """
+    # files have the sums 1 + weight
     norm = replace(config.norm, offset=0.0)
 
     def stored_block(block: Block) -> Block:

@@ -99,6 +99,7 @@ def with_eagle(config: DecoderConfig, pipeline: PipelineConfig) -> DecoderConfig
     section = keys.object("eagle_config") or keys
     places = section.value("eagle_aux_hidden_state_layer_ids")
     if places is None:
+        # a low, a middle and a high block, as vLLM takes them
         places = [2, layers // 2, layers - 3]
     if (
         not isinstance(places, list)
@@ -135,7 +136,9 @@ def eagle_weights(
     if missing:
         raise WeightsError(f"{draft.model_path} lacks {' and '.join(missing)}")
     projection, table = stored.pop("fc.weight"), stored.pop("d2t", None)
+    # whether each token of the model is predicted, which d2t says too
     stored.pop("t2d", None)
+    # read where the head has no embedding of its own
     own: dict[str, WeightData] = {"embed_tokens.weight": weights["embed_tokens.weight"]}
     for name, value in stored.items():
         part = name.removeprefix("midlayer.").removeprefix("layers.0.")
@@ -226,9 +229,10 @@ class EagleHead(DraftingHead):
         index = ops.constant(np.array(place, np.uint32), DType.uint32, self.device)
         cache = self._cache_of(form, group, kv_collection)
         tables = form.mixer.position_inputs(self._site, None)
+        # the residual stream is the state's alone, without the embedding
         h = state + block.self_attn(index, x, cache, tables, input_row_offsets)
         ends = ops.cast(input_row_offsets[1:], DType.int64) - 1
-        last = ops.gather(h, ends, axis=0)
+        last = ops.gather(h, ends, axis=0)  # [batch, hidden_size]
         last = last + block.mlp(block.post_attention_layernorm(last))
         self._store_last(last, return_n_logits, kv_collection, input_row_offsets)
         logits = self._logits(last)

@@ -113,6 +113,7 @@ class DraftingHead(Decoder):
         """
         batch = Dim(input_row_offsets.shape[0]) - 1
         starts = input_row_offsets[:-1].rebind([batch])
+        # [batch]: places of the last tokens
         last = kv_collection.cache_lengths + input_row_offsets[1:].rebind([batch]) - starts - 1
         flag = goes_on.to(self.device)
         places = last + ops.cast(flag, DType.uint32)
@@ -121,11 +122,13 @@ class DraftingHead(Decoder):
             device=DeviceRef.CPU(),
         )  # fmt: skip
         offsets = ops.cast(numbers, DType.uint32).to(self.device)
+        # a batch of one token of each sequence
         after = replace(kv_collection, cache_lengths=places)
         group = len(self.kv_params.groups)
         # [batch, hidden_size]
         chosen = ops.reshape(flag, [1, 1]) > 0
         for index in range(self.config.state_count):
+            # without a further step the places keep what they have
             stored = self._load_state(index, batch, after, offsets)
             store_rows(
                 self.kv_params.group(group),
