@@ -13,6 +13,15 @@ QUANTIZED_KINDS = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "int8")
 """The types that float checkpoints can be quantized to at load; ``int8`` has 8 bits and one scale per row."""
 
 
+def block_encoding(kind: str) -> QuantizationEncoding:
+    """The form of the blocks of a type that checkpoints are quantized to.
+
+    Args:
+        kind: One of `QUANTIZED_KINDS`.
+    """
+    return QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
+
+
 class SupportedEncoding(str, Enum):
     """The encoding of a model's weights, in files and in computations."""
 

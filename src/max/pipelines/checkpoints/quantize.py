@@ -25,7 +25,7 @@ from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType, ops
 from max.graph.quantization import QuantizationEncoding
 from max.graph.weights import SafetensorsFile, WeightData
-from max.pipelines.checkpoints.encodings import QUANTIZED_KINDS
+from max.pipelines.checkpoints.encodings import QUANTIZED_KINDS, block_encoding
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.core.native_calls import native_calls
 
@@ -123,7 +123,7 @@ class Quantizer:
         else:
             array = stored.reshape(-1, stored.shape[-1])
             out = self._blocks(weight.name, array, values.dtype, quantize, importance)
-        encoding = QuantizationEncoding("Q8_0" if quantize == "int8" else quantize.upper())
+        encoding = block_encoding(quantize)
         return WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
             Tensor.from_numpy(out.reshape(*stored.shape[:-1], -1)), weight.name, encoding
         )
@@ -138,7 +138,7 @@ class Quantizer:
     ) -> npt.NDArray[np.uint8]:
         """Encodes a matrix ``[rows, columns]``, and returns its blocks."""
         rows, columns = array.shape
-        encoding = QuantizationEncoding("Q8_0" if quantize == "int8" else quantize.upper())
+        encoding = block_encoding(quantize)
         elements, size = BLOCK_FORMATS[encoding.value]
         out = np.empty((rows, columns // elements * size), np.uint8)
         step = max(_BLOCKS_AT_ONCE * elements // columns, 1)
@@ -258,9 +258,8 @@ def _stored_weights(files: Sequence[Path], plan: Mapping[str, str]) -> dict[str,
         return None
     weights: dict[str, WeightData] = {}
     for name, quantize in plan.items():
-        encoding = QuantizationEncoding("Q8_0" if quantize == "int8" else quantize.upper())
         weights[name] = WeightData._from_tensor(  # pyright: ignore[reportPrivateUsage]
-            file.read(name), name, encoding
+            file.read(name), name, block_encoding(quantize)
         )
     os.utime(path)
     return weights

@@ -10,7 +10,7 @@ from max._dataclass import dataclass
 from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph import weights
-from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.encodings import SupportedEncoding, block_encoding
 from max.pipelines.checkpoints.model_files import remedy_for
 from max.pipelines.core.exceptions import ModelFilesError
 
@@ -157,7 +157,7 @@ def bytes_of(
     for entry in entries:
         size = entry.end - entry.begin
         if quantize is not None and entry.dtype in floats and len(entry.shape) > 1:
-            elements, bytes_ = BLOCK_FORMATS["Q8_0" if quantize == "int8" else quantize.upper()]
+            elements, bytes_ = BLOCK_FORMATS[block_encoding(quantize).value]
             size = size // _BYTES[entry.dtype] // elements * bytes_
         elif entry.dtype == "U8" and entry.name.endswith("_blocks"):
             # 16 bytes of MXFP4 hold 32 elements, which become one Q8_0 block
