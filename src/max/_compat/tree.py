@@ -118,6 +118,7 @@ class _Walk:
             if number is not None:
                 return TreeDef("ref", meta=number)
             self._numbers[id(value)] = len(self.nodes)
+            # an id belongs to a value as long as it lives, and children may be made anew
             self._alive.append(value)
         self.nodes.append((path, value))
         if self._accepts(value):
@@ -219,6 +220,7 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Any], *, exact: bool = True) ->
     made: list[Any] = []
     count = treedef.num_leaves
     result = _build_tree(treedef, values, made, count)
+    # `made` stands for the end, as no leaf is this list
     if exact and next(values, made) is not made:
         raise ValueError(f"there are more leaves than the {count} of the structure")
     return result
@@ -240,6 +242,7 @@ def _build_tree(treedef: TreeDef, values: Iterator[Any], nodes: list[Any], count
         nodes.append(treedef.meta)
         return treedef.meta
     place = len(nodes)
+    # the list itself marks a node that is not made yet
     nodes.append(nodes)
     empty = _empty(treedef)
     if empty is not None:
@@ -347,6 +350,7 @@ def update(
     if unknown:
         raise ValueError(f"update: there is no leaf at {unknown}; see paths(tree)")
     accepts = as_predicate(leaf, lambda value: not is_node(value))
+    # the other places of a shared leaf
     replaced = {
         id(known[path]): value
         for path, value in state.items()
@@ -370,6 +374,7 @@ def _update_path(
         return value
     if id(value) in copies:
         return copies[id(value)]
+    # before its children, which may refer to it
     copies[id(value)] = value
     children, keys, _ = flatten_one_level(value)
     numbered = keys or tuple(range(len(children)))

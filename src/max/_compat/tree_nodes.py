@@ -62,6 +62,7 @@ def kind_of(value: Any) -> str | None:
     cls = cast("type[Any]", type(value))
     if hasattr(cls, "__tree_flatten__"):
         return "node"
+    # not subclasses: how one is made of children is not known
     if cls is list or cls is tuple:
         return cls.__name__
     if cls in (dict, OrderedDict, defaultdict):
@@ -163,5 +164,6 @@ def _unflatten_fields(cls: Any, present: tuple[str, ...], children: Iterable[Any
     made = cls(**{field.name: given.get(field.name) for field in fields if field.init})
     for field in fields:
         if not field.init:
+            # frozen ones refuse `setattr`
             object.__setattr__(made, field.name, given.get(field.name))
     return made

@@ -116,6 +116,7 @@ def apply_packed_bitmask_with_penalties(
             ops.where(present, data[:, 1], none),
             offsets,
             *penalties,
+            # a repetition penalty of 1
             ops.broadcast_to(ops.constant(1.0, DType.float32, x.device), [rows.shape[0]]),
         ],
     )[0]
@@ -227,7 +228,7 @@ def topk_topp_masked_probs(
     size = int(logits.shape[1])
     k, divisor, p = (ops.unsqueeze(value, 1) for value in (top_k, temperature, top_p))
     wide = ops.cast(logits, DType.float32)
-    below = wide - ops.max(wide, axis=-1)
+    below = wide - ops.max(wide, axis=-1)  # [rows, vocab], at most 0
     greedy = ops.logical_not(divisor > 0)
     one = ops.constant(1.0, DType.float32, logits.device)
     scaled = ops.exp(below / ops.where(greedy, one, divisor))
@@ -241,7 +242,8 @@ def topk_topp_masked_probs(
         ops.greater(count, number), ranked, ops.constant(0.0, DType.float32, logits.device)
     )
     left = left / ops.sum(left, axis=-1)
-    before = ops.cumsum(left, axis=-1) - left
+    before = ops.cumsum(left, axis=-1) - left  # the probability of likelier tokens
+    # the likeliest token stays, whatever top_p is
     kept = ops.logical_and(left > 0, ops.logical_or(ops.greater(p, before), ops.equal(number, 0)))
     cutoff = ops.min(
         ops.where(kept, ranked, ops.constant(np.inf, DType.float32, logits.device)), axis=-1

@@ -105,7 +105,7 @@ class ParallelArrayOps:
 
     def _chunks(self, nbytes: int, size: int, least: float, arrays: int) -> int:
         """The number of parts into which an array is split."""
-        if self._workers <= arrays:
+        if self._workers <= arrays:  # there is one for each thread
             return 1
         most = nbytes // int(least * (1 << 20)) if least * (1 << 20) >= 1 else nbytes
         return max(1, min(self._workers, size, most))

@@ -75,6 +75,7 @@ class StackedLinear(Module):
             if has_bias:
                 self.bias = Weight("bias", dtype, (sum(out_dims),), device)
             return
+        # checkpoints name the projections as parts of the block
         self._omit_module_attr_name = True
         for name, out_dim in zip(names, out_dims, strict=True):
             linear = linear_cls(

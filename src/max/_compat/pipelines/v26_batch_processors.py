@@ -289,7 +289,7 @@ class PaddedEncoderBatchProcessor(_OneOutputBatchProcessor[ContextT, InputsT]):
         batch: Sequence[Any] = single_replica_context_batch(replica_batches, processor_name=name)
         texts = [context.tokens.active for context in batch]
         longest = max(len(text) for text in texts)
-        tokens = np.full((len(texts), longest), self._pad_token_id(), np.int64)
+        tokens = np.full((len(texts), longest), self._pad_token_id(), np.int64)  # [batch, longest]
         mask = np.zeros((len(texts), longest), np.float32)
         for row, text in enumerate(texts):
             tokens[row, : len(text)], mask[row, : len(text)] = text, 1
@@ -416,5 +416,5 @@ def process_ragged_kv_outputs(
     if expected == 1:
         (last,) = outputs
         return ModelOutputs(last, next_token_logits=last)
-    last, every, offsets = outputs
+    last, every, offsets = outputs  # [batch, vocab], [rows, vocab], [batch + 1]
     return ModelOutputs(every, next_token_logits=last, logit_offsets=offsets)

@@ -232,6 +232,7 @@ class V26Model(PipelineModel[BaseContextType]):
         """
         base: Any = super().calculate_max_seq_len
         undefined: Any = PipelineModel.calculate_max_seq_len
+        # bound methods are made anew at each access: their functions are compared
         if base.__func__ is not undefined.__func__:
             return base(pipeline_config, huggingface_config)
         config_cls = cls._config_cls("calculate_max_seq_len")
