@@ -92,6 +92,7 @@ def _read(metadata: Metadata) -> dict[str, Any]:
     }
     if metadata.value("expert_gating_func") != _SIGMOID and metadata.config.get("n_group", 1) > 1:
         special["topk_method"] = "group_limited_greedy"
+    # files have a tenth of it
     weight = 10.0 * metadata.least_zero("rope.scaling.yarn_log_multiplier", 0)
     if weight:
         special["rope_parameters"] = {"mscale": weight, "mscale_all_dim": weight}

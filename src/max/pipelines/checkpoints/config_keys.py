@@ -151,6 +151,7 @@ class ConfigKeys:
         values = self.value(key)
         if not isinstance(values, list):
             return self.integer(key, low, high)
+        # an error names the place in the list
         layers = ConfigKeys({str(i): x for i, x in enumerate(values)}, self._name(key), self._file)
         integers = {layers.integer(str(i), low, high) for i in range(len(values))}
         if len(integers) != 1:

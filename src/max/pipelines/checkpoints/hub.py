@@ -64,7 +64,7 @@ def looks_local(repo_id: str) -> bool:
         ("/" in repo_id and Path(repo_id).parent.is_dir())
         or Path(repo_id).is_absolute()
         or repo_id.startswith((".", "~"))
-        or repo_id.count("/") > 1
+        or repo_id.count("/") > 1  # names on the hub have one at most
         or "\\" in repo_id
         or ("/" not in repo_id and Path(repo_id).suffix in _FILES)
     )
@@ -259,7 +259,7 @@ class HuggingFaceRepo:
             suffix = Path(name).suffix
             # .bin and .pt files may also hold optimizer states or arguments of training
             skip = suffix != ".safetensors" and Path(name).name.startswith(_OTHER_TORCH_FILES)
-            if suffix in _FORMATS and "/" not in name and not skip:
+            if suffix in _FORMATS and "/" not in name and not skip:  # in folders are other forms
                 files.setdefault(WeightsFormat[_FORMATS[suffix]], []).append(name)
         for weights_format, whole in _WHOLE.items():
             names = files.get(weights_format, [])

@@ -29,6 +29,7 @@ def _fail_if_offline() -> None:
     from huggingface_hub import constants, errors
 
     host = urlsplit(constants.ENDPOINT).hostname
+    # a proxy resolves names itself
     if constants.HF_HUB_OFFLINE or urllib_request.getproxies() or host is None:
         return
     try:

@@ -85,6 +85,7 @@ class HuggingFaceConfig:
         return cls(read_json(path), str(path))
 
     def __getattr__(self, key: str) -> Any:
+        # `__dict__`: a copy is asked for attributes before it has any
         raise MissingKeyError(f"{self.__dict__.get('_name', 'config.json')} has no {key!r}")
 
     @property
@@ -106,6 +107,7 @@ class HuggingFaceConfig:
         stated = self.stated_architectures
         others = [CLASS_ALIASES[name] for name in stated if name in CLASS_ALIASES]
         by_type = class_of(self._values.get("model_type"))
+        # a type whose class is an encoder says nothing of a decoder that the file states
         decodes = by_type is not None and (
             by_type[-5:] != "Model" or by_type[-11:] == "LMHeadModel"
         )

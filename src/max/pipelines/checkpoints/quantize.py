@@ -272,6 +272,7 @@ def _remember(
     path = _key(files, plan)
     first = hashlib.sha256(os.path.realpath(files[0]).encode()).hexdigest()[:16]
     temporary = path.with_suffix(f".{os.getpid()}.part")
+    # names the cached file of the same checkpoint, which one of another kind replaces
     mark = _folder() / f"{first}.of"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -226,7 +226,7 @@ def _compressed_tensors(state: dict[str, WeightData], config: Config) -> dict[st
         zeros = state.pop(f"{stem}.weight_zero_point", None)
         if zeros is not None and _array(zeros).any():
             raise _refuse(f"zero points of int8 ({stem})")
-        scales = scales.reshape(-1, 1)
+        scales = scales.reshape(-1, 1)  # [outputs, 1] or [1, 1]
         if weight.dtype is DType.int8 and len(scales) in (1, int(weight.shape[0])):
             rows = np.broadcast_to(scales, (int(weight.shape[0]), 1))
             state[name] = _int8_rows(name, _array(weight), rows)
@@ -330,6 +330,7 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
         step = int(settings["nested_blocksize"])
         if step < 1 or len(inner) != -(-len(numbers) // step) or len(inner_levels) != 256:
             raise ValueError(f"{name}: {len(inner)} maxima of {len(numbers)} in blocks of {step}")
+        # [blocks]
         scales = inner_levels[numbers] * np.repeat(inner, min(step, len(numbers)))[: len(numbers)]
         scales = scales + np.float32(settings["nested_offset"])
     else:
@@ -338,7 +339,7 @@ def _four_bits(state: dict[str, WeightData], name: str, mark: str) -> WeightData
         raise ValueError(f"{name}: {len(scales)} maxima of blocks of {size} for {shape}")
     # the order of elements, two for each byte
     numbers = np.stack([packed >> 4, packed & 15], -1).reshape(-1)
-    spread = np.repeat(scales, min(size, len(numbers)))[: len(numbers)]
+    spread = np.repeat(scales, min(size, len(numbers)))[: len(numbers)]  # [elements]
     values = (levels[numbers] * spread).reshape(shape)
     if shape[1] % 32:
         return _bfloat16(name, values)

@@ -380,7 +380,7 @@ class MAXModelConfig(StrictConfig):
         repo = self.huggingface_weight_repo
         weights_format = _format_to_load(repo)
         if weights_format == WeightsFormat.gguf and repo.folder is not None:
-            (name,) = names
+            (name,) = names  # `_weight_names` gives one GGUF file
             # that of a model on the hub may not be on this machine yet
             if (repo.folder / name).is_file():
                 return self._gguf_encoding([repo.folder / name])

@@ -113,9 +113,10 @@ def _convert(value: object, hint: object) -> Any:
     if origin is list and isinstance(value, (list, tuple)):
         return [_convert(item, args[0]) for item in value]
     if origin is list and not isinstance(value, (list, tuple, dict)):
-        return [_convert(value, args[0])]
+        return [_convert(value, args[0])]  # one value is a list of one
     if origin is dict and isinstance(value, dict):
         return value
+    # an integer is a number too; so would be True
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if hint in (int, bool, types.NoneType) and type(value) is hint:

@@ -167,6 +167,7 @@ def export_gguf(
     try:
         _check_description(path, config, form)
     except ModelFilesError:
+        # a file that is read as another model is worse than none
         path.unlink()
         raise
     size = sum(entry.nbytes for entry in entries)
@@ -216,6 +217,7 @@ def _model_weights(
     config, weights = with_embedding(model.shape_by_weights(config, weights), weights)
     weights = split_fused(config, weights)
     apart, place = f"{PREDICTION_LAYER}.", f"layers.{config.num_layers}."
+    # one, where they are stored apart and config.json states none
     count = max(config.prediction_layers, any(key.startswith(apart) for key in weights))
     weights = {
         place + key.removeprefix(apart) if key.startswith(apart) else key: value
@@ -251,6 +253,7 @@ def _entry(
         if matrix is not None:
             by_name = (matrix.of(name) for name in tensor.input_names)
             importance = next((columns for columns in by_name if columns is not None), None)
+            # the file has the columns in another order than the decoder
             if importance is not None and tensor.column_order is not None:
                 importance = importance[..., tensor.column_order]
 
@@ -261,6 +264,7 @@ def _entry(
 
         nbytes = math.prod(shape) // form.elements * form.bytes
         return GGUFEntry(tensor.name, chosen.upper(), shape, nbytes, encoded_weight)
+    # matrices that no block fits
     plain = file_type.upper() if file_type.upper() in _PLAIN else "F16"
     if len(shape) < 2 or tensor.own_name.endswith(_FLOAT32):
         plain = "F32"

@@ -98,6 +98,7 @@ def _value(value: Any) -> bytes:
             return struct.pack("<IIQ", _ARRAY, _STRING, len(items)) + b"".join(map(_text, items))
         if items and isinstance(items[0], float):
             return struct.pack(f"<IIQ{len(items)}f", _ARRAY, _FLOAT32, len(items), *items)
+        # an empty list states no type: integers will do
         return struct.pack(f"<IIQ{len(items)}i", _ARRAY, _INT32, len(items), *items)
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)

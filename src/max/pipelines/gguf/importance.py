@@ -69,6 +69,7 @@ class ImportanceMatrix:
         if sums is None or not sums.any():
             return None
         if sums.ndim > 1:
+            # experts that no token chose get the mean of the others
             unseen = ~sums.any(-1, keepdims=True)
             sums = np.where(unseen, sums.sum(0), sums)
         # the number of rows cancels, as the mean is normalized to 1
@@ -208,7 +209,7 @@ def _empty_cache(config: DecoderConfig, params: KVCacheParams, window: int) -> l
     lengths = np.zeros(1, np.uint32), np.array([[window, 0]], np.uint32)
     cache = [pages[0], Tensor.from_numpy(lengths[0]), table, Tensor.from_numpy(lengths[1])]
     for blocks in pages[1:]:
-        cache += [blocks, table]
+        cache += [blocks, table]  # one page each: the same table
     if params.states:
         states = [Tensor.zeros((1, s.layers, *s.shape), s.dtype) for s in params.states]
         cache += [Tensor.from_numpy(np.zeros(1, np.uint32)), *states]

@@ -213,7 +213,8 @@ def _experts(config: DecoderConfig, form: GGUFForm) -> dict[str, Any]:
     routed = [any(isinstance(f, Experts) for f in block.feed_forwards) for block in config.blocks]
     # experts beside MLPs are those of all layers, with a fixed routing
     beside = any(len(block.feed_forwards) > 1 for block in config.blocks)
-    count = routed.index(True)
+    count = routed.index(True)  # dense layers before the first with experts
+    # files state no numbers: llama.cpp has these in its code
     if experts.clamped_swiglu not in (None, _PUBLISHED_SWIGLU):
         raise refusal_of(form.name, f"a SwiGLU of other numbers than {_PUBLISHED_SWIGLU}")
     routing = experts.routing

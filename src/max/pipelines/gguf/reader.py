@@ -238,6 +238,7 @@ def form_of(name: str, metadata: Mapping[str, object]) -> Any:
         metadata: The file's metadata.
     """
     fitting = [form for form in resolver().gguf_forms(name) if form.fits(metadata)]
+    # the most marks tell the most of a file
     return max(fitting, key=lambda form: len(form.marks), default=None)
 
 

@@ -263,7 +263,9 @@ def model_factor(config: DecoderConfig, own_name: str) -> Array | None:
         return None
     attention, (gate, down) = outer.attention, mlp.factors or (1.0, 1.0)
     bias = own_name.endswith(".bias")
+    # files state no factor of scores: keys take it, relative to the usual one
     keys = attention.score_factor * attention.head_dim**0.5
+    # a factor of the input does not change a bias
     inner = 1.0 if bias else outer.attention_in
     parts = np.repeat(np.array(form.factors, np.float32), form.parts)
     factors: dict[str, Any] = {

@@ -283,6 +283,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for number in order:
         text = vocabulary.texts[number]
+        # in the order of transformers' converter, which has made tokenizer.json
         halves = [(text[:at], text[at:]) for at in range(1, len(text))]
         inside = [pair for pair in halves if pair[0] in numbers and pair[1] in numbers]
         merges += sorted(inside, key=lambda pair: (numbers[pair[0]], numbers[pair[1]]))
@@ -361,6 +362,7 @@ def _add_ends(tokenizer: Tokenizer, model: str, vocabulary: Vocabulary) -> None:
         return
     before = [f"{first}:0"] if first is not None else []
     after = [f"{last}:0"] if last is not None else []
+    # BERT has no class token before the second text
     second = (
         ["$B:1", *(f"{last}:1" for _ in after)]
         if model == "bert"

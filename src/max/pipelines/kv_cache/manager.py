@@ -384,11 +384,12 @@ class PagedKVCacheManager(RequestPages):
             batch: The requests, as they were before the first step.
             step: The index of the step, from 1.
         """
+        # tokens that were sampled on the way are not in the contexts yet
         lengths = np.array([context.active_idx + step - 1 for context in batch], np.uint32)
         return replace(
             inputs,
             cache_lengths=self._place(lengths),
-            max_lengths=inputs.max_lengths[1:, :].contiguous(),
+            max_lengths=inputs.max_lengths[1:, :].contiguous(),  # [steps - 1, 2]
         )
 
     def _ancestors(self, batch: Sequence[TextGenerationContext]) -> Tensor | None:

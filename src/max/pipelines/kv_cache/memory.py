@@ -77,6 +77,7 @@ def spare_slots(params: KVCacheParams, max_batch_size: int, available_bytes: int
     if not size:
         return 0
     most = min(max_batch_size, _MOST_SAVED)
+    # a quarter at most
     return most if available_bytes is None else min(most, available_bytes // 4 // size)
 
 

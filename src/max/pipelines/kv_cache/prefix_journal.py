@@ -169,6 +169,7 @@ def read_journal(
 def _has_header(file: BinaryIO, key: str, page_bytes: Sequence[int]) -> bool:
     if file.read(len(_MAGIC)) != _MAGIC:
         return False
+    # padded: a file that ends here fails by its digest
     (length,) = _LENGTH.unpack(file.read(_LENGTH.size).ljust(_LENGTH.size, b"\0"))
     digest = file.read(_DIGEST_BYTES)
     text = file.read(length) if length <= _MOST_HEADER_BYTES else b""

@@ -112,10 +112,11 @@ def _refusal(config: PipelineConfig, page_bytes: int, states: int) -> ConfigErro
     )
     page_bytes += states
     encoding = model.quantization_encoding
+    # a token fits, and a page does not
     if not states and weights + page_bytes // page <= available_bytes < weights + page_bytes:
         return ConfigError(plan, "Give a smaller --kv-cache-page-size, so that a page fits.")
     if model.quantize is None and encoding in PLAIN_FLOATS:
-        for kind in QUANTIZED_KINDS[:-1]:
+        for kind in QUANTIZED_KINDS[:-1]:  # int8 takes what q8_0 takes
             size = model.weights_size(kind)
             if size + page_bytes <= available_bytes:
                 return ConfigError(

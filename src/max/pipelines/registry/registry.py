@@ -151,11 +151,13 @@ class PipelineRegistry:
         """
         forms.adapt_architecture(architecture)
         self._register(architecture, allow_override)
+        # a class that is registered again has new forms
         others = [form for form in self._gguf_forms if form.class_name != architecture.name]
         self._gguf_forms = _gguf_forms_of(architecture) + others
 
     def _register(self, architecture: SupportedArchitecture, allow_override: bool = False) -> None:
         registered = self.architectures.get(architecture.name)
+        # a class may serve both tasks: the model's files tell which
         if registered is not None and registered.task is not architecture.task:
             if architecture.task is PipelineTask.EMBEDDINGS_GENERATION:
                 self._embedders[architecture.name] = architecture

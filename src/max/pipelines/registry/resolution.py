@@ -66,6 +66,7 @@ def resolve(config: PipelineConfig) -> None:
     _resolve_length(config, architecture)
     if architecture.requires_max_batch_context_length and config.max_batch_context_length is None:
         config.max_batch_context_length = config.max_length
+    # before the batch size, which depends on the length
     fit_to_memory(config, architecture)
     _resolve_batch(config, architecture)
 

@@ -113,6 +113,7 @@ def sampling_of(recipe: Recipe, request_fields: SamplingParamsInput) -> Sampling
         if name in _SAMPLING and getattr(request_fields, _SAMPLING[name][0]) is None:
             if name == "num_predict" and value <= 0:  # no limit
                 continue
+            # Ollama's seeds may be negative, those of the engine have 64 bits
             own[_SAMPLING[name][0]] = value % 2**64 if name == "seed" else value
     return replace(request_fields, **own) if own else request_fields
 
@@ -225,6 +226,7 @@ def recipe_of(folder: Path) -> Recipe | None:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}") from error
     try:
+        # a recipe of a newer version may have more
         known = {each.name for each in fields(Recipe)}
         recipe = Recipe(**{key: value for key, value in values.items() if key in known})
         return replace(

@@ -244,10 +244,12 @@ def _placing(store: ModelStore, name: str, folder: Path) -> Callable[[], None]:
 
     def place() -> None:
         try:
+            # files may have come meanwhile
             _check_place(store, name)
             target = store.folder_of(name)
             target.parent.mkdir(parents=True, exist_ok=True)
             old = folder.with_suffix(".old")
+            # renamed as a whole: at no time is there half a model
             if target.exists():
                 target.rename(old)
             folder.rename(target)

@@ -238,7 +238,7 @@ class ModelStore:
         elif model.origin == "hub":
             for part in map(Path, gguf_parts(str(model.path))):
                 if part.exists():
-                    part.resolve().unlink()
+                    part.resolve().unlink()  # the blob that the link names
                 part.unlink(missing_ok=True)
         elif model.path.is_dir():
             shutil.rmtree(model.path)
@@ -257,6 +257,7 @@ class ModelStore:
             entries = sorted(folder.iterdir())
         except OSError:
             return
+        # of a model in parts only the first file counts
         whole = set(first_parts(str(entry) for entry in entries))
         for entry in entries:
             if str(entry) not in whole:
@@ -324,7 +325,7 @@ def _with_tag(models: dict[str, StoredModel], name: str) -> StoredModel | None:
             model.rpartition(":")[2]: model for model in models if model.rpartition(":")[0] == base
         }
         if not tags:
-            return models.get(base)
+            return models.get(base)  # `name:latest` is `name`
         file = file_of_tag([f"{each}.gguf" for each in tags], None, name)
         return models[tags[file.removesuffix(".gguf")]]
     for model in models.values():

@@ -137,9 +137,11 @@ def file_of_tag(files: Sequence[str], tag: str | None, where: str) -> str:
     Raises:
         ModelFilesError: None has the tag, or several have it.
     """
+    # reversed: of several files of a tag the first counts
     tags = {tag_of(file).lower(): file for file in reversed(files)}
     stems = {gguf_stem(file).lower(): file for file in files}
     wanted: list[str] = [tag] if tag is not None else list(_PREFERRED)
+    # files that differ in their quantization alone: any will do
     if tag is None and (len(files) == 1 or all(_QUANT.search(f"-{each}") for each in tags)):
         wanted.append(tag_of(files[0]))
     for each in wanted:

@@ -246,6 +246,7 @@ def _fetch_once(file: SourceFile, part: Path, budget: int | None, progress: Prog
     if begin and tag.exists():
         # another version of the file is sent whole
         headers = {"Range": f"bytes={begin}-", "If-Range": tag.read_text(encoding="utf-8")}
+    # the checksum tells whether the parts belong together
     elif begin and file.sha256 is not None:
         headers = {"Range": f"bytes={begin}-"}
     if begin and begin == file.size:

@@ -44,12 +44,14 @@ def falcon_decoder(keys: ConfigKeys) -> DecoderConfig:
     hidden, attention = config.hidden_size, config.attention
     heads = attention.num_attention_heads
     shared = keys.flag("multi_query", True) and not grouped
+    # new models state them; older ones have one for all queries, or one for each
     kv_heads = keys.integer("num_kv_heads", 1, heads, heads) if grouped else 1 if shared else heads
     if heads % kv_heads:
         raise keys.error("num_kv_heads", f"a divisor of num_attention_heads, which is {heads}")
     parallel = grouped or keys.flag("parallel_attn", True)
     norms = keys.integer("num_ln_in_parallel_attn", 1, 2, 2 if grouped else 1)
     shares_norm = parallel and norms == 1
+    # the biases are scaled with the scores
     slopes = alibi_slopes(heads, factor=attention.head_dim**-0.5) if alibi else None
     config = with_biases(config, keys, "bias", mlp="bias")
     config = config.with_attention(num_key_value_heads=kv_heads, alibi_slopes=slopes)
@@ -59,6 +61,7 @@ def falcon_decoder(keys: ConfigKeys) -> DecoderConfig:
         parallel=parallel,
     )
     norm = NormForm("layer", bias=True)
+    # with one KV head all queries come first, else each KV head follows its own
     return replace(config, norm=norm, qkv_layout="rows" if shared else "heads")
 
 

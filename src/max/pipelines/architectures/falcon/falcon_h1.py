@@ -47,6 +47,7 @@ def falcon_h1_decoder(keys: ConfigKeys) -> DecoderConfig:
     inner_factor, down_factor = factors(keys, "mlp_multipliers", 2)
     config = with_biases(config, keys, mlp="mlp_bias")
     config = config.with_mlp(factors=(inner_factor, down_factor))
+    # a factor of keys is one of scores
     attention = replace(config.attention, scale=config.attention.head_dim**-0.5 * factor("key"))
     config = config.with_blocks(
         mixer=ParallelHybridForm(attention, replace(form, factors=parts, **own), *outer)

@@ -50,6 +50,7 @@ GGUF = GGUFForm(
     "gpt-oss",
     "gpt_oss",
     keys={"num_experts": "num_local_experts"},
+    # the published models do not round YaRN's bounds, and files do not state it
     read=lambda metadata: {"rope_parameters": {"truncate": False}},
     layer={"post_attention_norm": "post_attention_layernorm"},
     window_period=2,

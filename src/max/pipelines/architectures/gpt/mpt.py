@@ -90,6 +90,7 @@ GGUF = GGUFForm(
 )
 
 ARCHITECTURES = [
+    # the name in the model's own files; GGUF files are read under the other one
     decoder_family(
         "MPTForCausalLM",
         ["mosaicml/mpt-7b"],

@@ -45,6 +45,7 @@ def lfm2_dense_decoder(keys: ConfigKeys) -> DecoderConfig:
         return config
     multiple = keys.integer("block_multiple_of", 1, LONGEST_SEQUENCE, 256)
     factor = keys.number("block_ffn_dim_multiplier", over=0, default=1.0)
+    # two thirds, as a gated MLP has three matrices instead of two
     size = int(factor * int(2 * mlp.size / 3))
     return config.with_mlp(size=-(-size // multiple) * multiple)
 
