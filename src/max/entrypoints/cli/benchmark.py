@@ -14,6 +14,7 @@ from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.config_file import read_config
 from max.entrypoints.cli.options.model_names import set_model
+from max.entrypoints.cli.options.server_options import base_url, key_option
 from max.entrypoints.load_test.http_client import Target
 from max.entrypoints.load_test.measure import Workload, measure, summary
 from max.entrypoints.load_test.replicas import Routing
@@ -85,7 +86,7 @@ def _costs(
 @click.option(
     "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Its port."
 )
-@click.option("--api-key", envvar="MAX_SERVE_API_KEY", help="Its key.")
+@key_option()
 @click.option("--model", help="The model. [default: the server's first]")
 @click.option(
     "--endpoint",
@@ -244,7 +245,7 @@ def benchmark(**options: Any) -> None:
     if options["dataset_name"] == "sonnet":
         click.echo("The prompts are of random words, not of sonnets.", err=True)
     url = options["url"] or f"http://{options['host']}:{options['port']}"
-    target = Target(url.rstrip("/").removesuffix("/v1"), options["api_key"])
+    target = Target(base_url(url), options["api_key"])
     runs = asyncio.run(_run(target, options))
     _write(runs, options)
     if not any(run["completed"] for run in runs):

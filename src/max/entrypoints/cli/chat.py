@@ -25,6 +25,7 @@ from max.entrypoints.cli.options.config_options import (
     set_values,
 )
 from max.entrypoints.cli.options.model_names import ModelType, model_argument, set_model
+from max.entrypoints.cli.options.server_options import base_url, key_option
 from max.entrypoints.cli.progress import Progress
 from max.interfaces import SamplingParamsInput
 from max.pipelines.core.exceptions import UserError
@@ -117,8 +118,7 @@ class _ServerAnswerer:
             raise CommandError(
                 f"--url {url} is no address", "Give one such as http://127.0.0.1:8000."
             )
-        # users give it with and without /v1
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = base_url(url)
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -334,7 +334,7 @@ def _messages() -> Iterator[str]:
 @click.option(
     "--url", metavar="URL", help="A server with OpenAI's API; without it the model runs here."
 )
-@click.option("--api-key", envvar="MAX_SERVE_API_KEY", help="The key of that server.")
+@key_option("The key of that server.")
 @click.option("--system", default="", metavar="TEXT", help="The system message.")
 @click.option("--stats/--no-stats", default=False, help="Show the timing after each answer.")
 @sampling_options

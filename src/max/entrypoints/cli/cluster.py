@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,15 +11,14 @@ from typing import Any, TypeVar, cast
 import click
 
 from max.entrypoints.cli.errors import CommandError
+from max.entrypoints.cli.options.server_options import base_url, key_option
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _server_options(function: Function) -> Function:
     """The options that name the server."""
-    function = click.option(
-        "--api-key", envvar="MAX_SERVE_API_KEY", help="A key of the server.", metavar="KEY"
-    )(function)
+    function = key_option("A key of the server.")(function)
     return click.option(
         "--url",
         default="http://127.0.0.1:8000",
@@ -125,14 +123,14 @@ def _ask_server(
     """The answer of the server."""
     headers = {"Content-Type": "application/json"}
     if key:
-        headers["Authorization"] = f"Bearer {key.split(',')[0]}"
+        headers["Authorization"] = f"Bearer {key}"
     data = None
     if body is not None:
         data = json.dumps(
             {name: value for name, value in body.items() if value is not None}
         ).encode()
     try:
-        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
+        request = urllib.request.Request(base_url(url) + path, data, headers)
         with urllib.request.urlopen(request, timeout=None) as answer:
             return cast("dict[str, Any]", json.load(answer))
     except urllib.error.HTTPError as error:
@@ -149,4 +147,4 @@ def _message(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {error.code}: {error.reason}{os.linesep}".strip()
+        return f"the server answered {error.code}: {error.reason}"

@@ -20,6 +20,7 @@ from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.agents import AGENTS, Agent, Endpoint, written_files
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.model_names import ModelType
+from max.entrypoints.cli.options.server_options import base_url, key_option
 from max.entrypoints.cli.progress import Progress
 from max.entrypoints.load_test.http_client import Target
 
@@ -53,7 +54,7 @@ class LaunchCommand(click.Command):
 @click.option(
     "--url", metavar="URL", help=f"A running server. [default: {_DEFAULT_URL}, else a new one]"
 )
-@click.option("--api-key", envvar="MAX_SERVE_API_KEY", help="The key of the server.")
+@key_option("The key of the server.")
 @click.option(
     "--print", "shows", is_flag=True, help="Print the configuration; write and start nothing."
 )
@@ -124,7 +125,7 @@ def _endpoint(
     url: str | None, model: str | None, key: str | None, only_running: bool
 ) -> Iterator[Endpoint]:
     """A server with the model: a running one, else one that is started and stopped here."""
-    base = (url or _DEFAULT_URL).rstrip("/").removesuffix("/v1")
+    base = base_url(url or _DEFAULT_URL)
     models = _models_at(base, key)
     if models is None and url is not None:
         raise CommandError(

@@ -16,6 +16,7 @@ from max._lazy import lazy_module
 from max.entrypoints.cli import log_level_option
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.model_names import ModelType
+from max.entrypoints.cli.options.server_options import base_url, key_option
 from max.entrypoints.cli.progress import PullProgress
 from max.entrypoints.load_test.http_client import Target
 from max.pipelines.core.exceptions import ModelFilesError
@@ -254,12 +255,12 @@ def rm(names: tuple[str, ...], models_dir: Path | None) -> None:
 @click.option(
     "--url", default="http://127.0.0.1:8000", show_default=True, metavar="URL", help="The server."
 )
-@click.option("--api-key", envvar="MAX_SERVE_API_KEY", help="Its key.")
+@key_option()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @log_level_option
 def ps(url: str, api_key: str | None, as_json: bool) -> None:
     """List the models that a server has loaded."""
-    target = Target(url.rstrip("/").removesuffix("/v1"), api_key)
+    target = Target(base_url(url), api_key)
     try:
         models = asyncio.run(target.json("/v1/models"))["data"]
     except (OSError, ValueError, KeyError, TypeError) as error:
