@@ -155,6 +155,7 @@ class LazyGroup(click.Group):
         if args and args[0] in ABSENT:
             raise CommandError(f"`max {args[0]}` is not in this release", ABSENT[args[0]])
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            # a prompt or a model in the place of a command
             if " " in args[0] or "/" in args[0] or args[0].endswith(".gguf"):
                 raise CommandError(
                     f"{args[0]!r} is no command",

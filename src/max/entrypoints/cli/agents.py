@@ -193,6 +193,7 @@ def _codex(endpoint: Endpoint) -> list[ConfigFile]:
 
     def merge(former: str) -> str:
         tomllib.loads(former)  # what is no TOML is not changed
+        # the table of an earlier launch, up to the next one
         heading = re.compile(rf"^\[{re.escape(table)}\][^\n]*\n(?:(?!\[)[^\n]*\n?)*", re.M)
         rest = heading.sub("", former).rstrip("\n")
         merged = f"{rest}\n\n{text}" if rest else text

@@ -50,7 +50,7 @@ def _costs(
     context: click.Context, parameter: click.Parameter, value: str
 ) -> CostModel | MeasuredCosts:
     try:
-        costs = [float(part) / 1e3 for part in value.split(",")]
+        costs = [float(part) / 1e3 for part in value.split(",")]  # seconds
     except ValueError:
         if (path := Path(value)).exists():
             return MeasuredCosts(read_steps(path))

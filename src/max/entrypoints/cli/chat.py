@@ -281,6 +281,7 @@ class Session:
             self.messages.pop()
             pieces = []
         finally:
+            # ends the request of the model or server, also after Ctrl-C
             close = getattr(stream, "close", None)
             if close is not None:
                 close()
@@ -302,6 +303,7 @@ def _messages() -> Iterator[str]:
     terminal = sys.stdin.isatty()
     if terminal:
         try:
+            # `input` then edits lines, and has a history
             import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError:  # Windows
             pass
@@ -407,6 +409,7 @@ def run(name: str, arguments: tuple[str, ...]) -> None:
     if imported.is_imported(name):
         # errors print it as a command that can be typed in
         typed = f"max run {shlex.quote(name)}"
+        # not standalone: errors are for the outermost command
         imported.run_file.main([name, *words], prog_name=typed, standalone_mode=False)
         return
     command: click.Command = chat

@@ -131,6 +131,7 @@ def _ask_server(
         ).encode()
     try:
         request = urllib.request.Request(base_url(url) + path, data, headers)
+        # no limit: what replaces a replica is loaded before the answer
         with urllib.request.urlopen(request, timeout=None) as answer:
             return cast("dict[str, Any]", json.load(answer))
     except urllib.error.HTTPError as error:

@@ -134,7 +134,7 @@ def generate(
         with progress.stage(f"warm-up {i + 1} of {num_warmups}"):
             for _ in runner.run(runner.prompt_context(prompt, chat)):
                 pass
-            runner.forget()
+            runner.forget()  # else the timed run finds the prompt cached
     progress.close()
     timing = _Timing(ready, context.current_length)
     timing.start()

@@ -430,6 +430,7 @@ def _peer(
     if name == "reference":
         from onnx.reference import ReferenceEvaluator
 
+        # by its path, as data of its own files lies beside it
         evaluator = ReferenceEvaluator(str(path) if path.read_bytes() == data else data)
         return lambda feeds: list(evaluator.run(None, dict(feeds)))
     try:
@@ -451,6 +452,7 @@ def _first_difference(
     """The first node whose results differ, for the message; all results are made outputs of the model."""
     onnx = reader.require_onnx()
     proto = onnx.load(str(path))
+    # the node of each value
     makers = {name: node for node in proto.graph.node for name in node.output if name}
     present = {output.name for output in proto.graph.output}
     for name in makers:

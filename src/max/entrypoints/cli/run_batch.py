@@ -205,7 +205,7 @@ def _run(
 ) -> int:
     """Runs the requests of one model; returns how many failed."""
     values = {
-        "max_queue": len(requests),
+        "max_queue": len(requests),  # none is refused
         "served_model_name": worker.config.get("served_model_name"),
         "replicas": replicas,
     }

@@ -127,6 +127,7 @@ def serve(context: click.Context, model: str | None, **options: Any) -> None:
             ) from error
     from max.serve.process.listener import open_socket
 
+    # before the model is loaded, so that a taken port is told at once
     try:
         listener = open_socket(settings)
     except OSError as error:

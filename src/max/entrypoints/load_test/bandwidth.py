@@ -127,7 +127,7 @@ class Reads:
 
     def __init__(self) -> None:
         available = available_memory()
-        num_bytes = max(LEAST_READ, last_level_cache() * 5 // 4)
+        num_bytes = max(LEAST_READ, last_level_cache() * 5 // 4)  # more than the caches hold
         if available is not None:
             num_bytes = min(num_bytes, available // 4)
         tasks = max(num_bytes // (4 * _PIECE * _STREAMS), 1)
@@ -201,10 +201,10 @@ def measure_formats(
     for encoding in encodings:
         model, row, stored, packed = _product(encoding)
         bandwidths, seconds = list[float](), list[float]()
-        _seconds(model, row)
+        _seconds(model, row)  # warms up
         for _ in range(RUNS):
             bandwidths.append(reads.speed())
             seconds.append(_seconds(model, row))
         median = statistics.median(seconds)
-        share = packed / median / statistics.median(bandwidths)
+        share = packed / median / statistics.median(bandwidths)  # of what reads reached meanwhile
         yield encoding, FormatSpeed(stored / median, packed / median, share)

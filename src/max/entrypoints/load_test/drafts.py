@@ -146,7 +146,7 @@ def measure_drafts(
         for each in drafts:
             each.enabled = with_drafts
         context = _context(tokenizer, text, grammar, output_len)
-        if number == 0:
+        if number == 0:  # after the warm-up
             before = pipeline.draft_counts
         seconds, ran = _answer(engine, context)
         if number >= 0:
@@ -177,6 +177,7 @@ def _context(tokenizer: Any, text: str, grammar: str | None, output_len: int) ->
         request_id=RequestID(),
         grammar=grammar,
         eos_token_ids=set(tokenizer.eos_token_ids),
+        # answers of equal lengths; a grammar ends by itself
         ignore_eos=grammar is None,
         sampling_params=SamplingParams(top_k=1, ignore_eos=grammar is None),
     )

@@ -41,6 +41,7 @@ class Target:
         secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
         context = ssl.create_default_context() if secure else None
+        # the limit is of lines, such as those of headers and chunk sizes
         reader, writer = await asyncio.open_connection(
             parts.hostname, port, ssl=context, limit=1 << 20
         )
@@ -107,7 +108,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
             # extensions may follow the size
             while size := int((await reader.readline()).split(b";")[0], 16):
                 yield await reader.readexactly(size)
-                await reader.readexactly(2)
+                await reader.readexactly(2)  # the line's end after a chunk
         elif (length := headers.get("content-length")) is not None:
             yield await reader.readexactly(int(length))
         else:

@@ -48,7 +48,7 @@ class Workload:
             "model": self.model,
             "max_tokens": self.output_tokens,
             "temperature": 0,
-            "ignore_eos": True,
+            "ignore_eos": True,  # answers of the same length
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -157,6 +157,7 @@ async def measure(
     tasks: list[asyncio.Task[Sample]] = []
     for body in workload.bodies():
         tasks.append(asyncio.ensure_future(one(body)))
+        # a Poisson process: pauses are exponentially distributed
         if rate != float("inf"):
             await asyncio.sleep(numbers.expovariate(rate))
     return list(await asyncio.gather(*tasks))

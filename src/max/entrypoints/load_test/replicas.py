@@ -96,7 +96,7 @@ def run_replicas(
         nonlocal clock
         time, number = heapq.heappop(events)
         replica = replicas[number]
-        if time != replica.event:
+        if time != replica.event:  # of steps that were cut short by a request
             return
         replica.event, clock = None, time
         for timeline in replica.engine.end():
@@ -115,6 +115,7 @@ def run_replicas(
             queue(replica)
 
     for timeline in timelines:
+        # a client sends its next request when one has ended
         while most_open is not None and len(routes) >= most_open:
             run_next()
         if most_open is not None:

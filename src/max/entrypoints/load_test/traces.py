@@ -77,6 +77,7 @@ def _arrival(row: dict[str, Any], row_number: int) -> Arrival:
     runs: list[range] = []
     known = 0
     for block in hashes:
+        # equal numbers of blocks are equal tokens, which caches share
         first, count = _count(block, least=0) * BLOCK, min(BLOCK, tokens - known)
         if count > 0:
             runs.append(range(first, first + count))
@@ -97,6 +98,7 @@ def _seconds(value: Any, milliseconds: bool) -> float:
     try:
         number = float(value)
     except ValueError:
+        # Azure's times have 7 digits of a second, and Python reads 6
         return datetime.fromisoformat(str(value)[:26]).timestamp()
     if not 0 <= number < 1e15:
         raise ValueError(f"its time is {value!r}")

@@ -106,6 +106,7 @@ class TorchRunner(Runner):
     ) -> TextGenerationContext:
         """The initial state of a request."""
         context = super().context(prompt, messages)
+        # the cache has one length, which the longest request so far needs
         self._length = max(self._length, context.max_length or self._longest)
         return context
 

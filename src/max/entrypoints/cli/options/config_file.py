@@ -125,6 +125,7 @@ def option_values(
             kind = "mapping" if isinstance(value, dict) else "list"
             raise CommandError(f"{path} sets {key}{of} to a {kind}", "Give one value.")
         if value is not None:
+            # one value of an option with several
             listed = option.multiple and not isinstance(value, list)
             values[option.name] = [value] if listed else value
     return values

@@ -281,6 +281,7 @@ def config_options(command: Any) -> Any:
         hidden = bool(f.metadata["no_effect"] or f.metadata["unsupported"])
         own, text = f"{DRAFT}{name}", DRAFT_HELP[f"{DRAFT}{name}"]
         decorators.append(_option(own, hint, text, f.default, _DRAFT_GROUP, hidden))
+    # the decorator that is applied last stands first in the help
     for decorate in reversed(decorators):
         command = decorate(command)
     return command

@@ -69,6 +69,7 @@ def read_models_file(
     models = content.pop(MODELS, None)
     options = options_by_name(context.command.params)
     values = option_values(path, content, options, more=(MODELS,))
+    # the callback is eager: options that are parsed later find these defaults
     context.default_map = {**(context.default_map or {}), **values}
     if models is not None:
         context.meta[_DEPLOYMENT] = (path, models)
@@ -130,6 +131,7 @@ class _Entry:
         by = fields.pop("by", None) or "request"
         if by not in ("request", "key"):
             raise self._wrong(f"has by: {by!r}", "Give request or key.")
+        # names must differ, and both may be the same files
         fields.setdefault("name", model.name + CANARY)
         other = self._model(fields, worker, _SHARE_KEYS)
         chosen = cast("Literal['request', 'key']", by)
@@ -171,6 +173,7 @@ class _Entry:
         options = {
             name: option
             for name, option in options_by_name(_model_command.params).items()
+            # others set variables of the whole process
             if option.expose_value
         }
         found = option_values(self._path, fields, options, self._where, more)

@@ -174,7 +174,7 @@ class _ServeProgress:
         printed, seen = "", ""
         while not self._ended.wait(_STEP_S):
             step = re.sub(r" [0-9]+/[0-9]+$", "", self._signs.loading)
-            if step == seen != printed:
+            if step == seen != printed:  # since the last look, and not printed yet
                 printed = step
                 click.echo(f"loading {self._model}: {step}", err=True)
             seen = step
