@@ -39,6 +39,7 @@ class OnnxFramework:
     def expand(self, node: Node) -> SourceGraph | None:
         """The body of a function that the model or the standard defines, else None."""
         source = node.source
+        # a function of the model comes before one of the standard with its name
         own = self._model.functions.get((source.domain, source.op))
         if own is not None:
             return _body(own, source.attributes, self._model.opsets)
@@ -46,6 +47,7 @@ class OnnxFramework:
         function = None if schema is None else _standard(node, schema)
         if schema is None or function is None:
             return None
+        # the body refers to attributes by name: those that the node leaves out have their defaults
         given = {
             **{name: _default(entry) for name, entry in schema.attributes.items()},
             **source.attributes,
@@ -57,6 +59,7 @@ class OnnxFramework:
 def _body(function: onnx.FunctionProto, attributes: Any, opsets: Mapping[str, int]) -> SourceGraph:
     """The graph of a function, with a call's attributes. Op sets that it does not name are those of the model."""
     given = dict(attributes)
+    # "ai.onnx" is another name of the default domain
     own = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
     reader = GraphReader(
         {**opsets, **own},
@@ -105,6 +108,7 @@ def _standard(node: Node, schema: Any) -> onnx.FunctionProto | None:
         versions = [
             v for v in schema.context_dependent_function_opset_versions if v <= source.version
         ]
+        # such a definition is made for one node: its attributes and types of operands
         if versions:
             types = [_type_proto(onnx, value).SerializeToString() for value in node.operands]
             text = schema.get_context_dependent_function_with_opset_version(
@@ -123,6 +127,7 @@ def _node_proto(onnx: Any, node: Node) -> onnx.NodeProto:
     proto.output.extend(source.outputs)
     origin = {a.name: a for a in source.origin.attribute} if source.origin is not None else {}
     for name, value in source.attributes.items():
+        # an attribute that refers to one of an enclosing function has its value in `value` only
         if name in origin and not origin[name].ref_attr_name:
             proto.attribute.append(origin[name])
         elif isinstance(value, SourceGraph):
@@ -146,6 +151,7 @@ def _type_proto(onnx: Any, value: Value) -> onnx.TypeProto:
 
 def _set_tensor(proto: onnx.TypeProto.Tensor, value: Imported) -> None:
     proto.elem_type = code_of(value.dtype)
+    # a shape without dimensions is that of a scalar; no shape is an unknown one
     proto.shape.SetInParent()
     for dim in value.shape:
         entry = proto.shape.dim.add()

@@ -25,6 +25,7 @@ MARK = "\0array "
 _LARGE = 4096
 _MAPPED = 1 << 16
 """The least bytes that are mapped: what is read in each run, such as a bias, is seldom as large."""
+# numbers of fields in onnx.proto
 _GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 9, 13, 14
 _SIZES = {1: 8, 5: 4}
 """The bytes of values of fixed size, by wire type."""
@@ -64,6 +65,7 @@ def _model(file: BufferedReader, end: int, places: dict[str, Place | Bytes]) -> 
     for field, wire in _fields(file, end):
         if field == _GRAPH and wire == 2:
             length = _length(file, end)
+            # the graph is shorter without the data, so its length is written anew
             yield _message(field, b"".join(_graph(file, file.tell() + length, places)))
         else:
             yield _copy_field(file, end, field, wire)
@@ -81,6 +83,7 @@ def _graph(file: BufferedReader, end: int, places: dict[str, Place | Bytes]) -> 
 def _tensor(file: BufferedReader, end: int, places: dict[str, Place | Bytes]) -> Iterator[bytes]:
     place: Place | Bytes | None = None
     for field, wire in _fields(file, end):
+        # the tensor would have two places for its data
         if field in (_EXTERNAL_DATA, _DATA_LOCATION) and place is not None:
             raise _Irregular
         if field != _RAW_DATA or wire != 2:
@@ -109,6 +112,7 @@ def _fields(file: BufferedReader, end: int) -> Iterator[tuple[int, int]]:
     while file.tell() < end:
         key = _number(file, end)
         yield key >> 3, key & 7
+    # a value ran over the end of its message
     if file.tell() != end:
         raise _Irregular
 

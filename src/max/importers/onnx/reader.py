@@ -25,6 +25,7 @@ Array = npt.NDArray[Any]
 
 _DEEPEST = 16
 """Bodies within bodies."""
+# far more than models have: bounds for files that are damaged or hostile
 _MOST_NODES = 1_000_000
 _MOST_INPUTS = 100_000
 _LARGEST_RANK = 64
@@ -159,10 +160,12 @@ class GraphReader:
         constants = {t.name: self.array(t) for t in proto.initializer}
         for sparse in proto.sparse_initializer:
             constants[sparse.values.name] = self._dense(sparse)
+        # files of old versions list initializers among the inputs too
         inputs = [(i.name, _type(i.type)) for i in proto.input if i.name not in constants]
         outputs = [(o.name, _type(o.type)) for o in proto.output]
         nodes = self.nodes(proto.node, depth)
         defined = [*constants, *(name for name, _ in inputs)]
+        # a body sees the names around it, so only the outermost graph can be checked
         if depth == 0:
             nodes = self._sort_nodes(nodes, defined)
             self._check_outputs(nodes, defined, [name for name, _ in outputs])
@@ -185,6 +188,7 @@ class GraphReader:
         attributes: dict[str, Any] = {}
         for attribute in proto.attribute:
             if attribute.ref_attr_name:
+                # in a function: the attribute of the call, if it has one
                 value = (self._references or {}).get(attribute.ref_attr_name)
             else:
                 value = self.attribute(attribute, depth)
@@ -236,10 +240,12 @@ class GraphReader:
         size = 1
         for dim in shape:
             size *= dim
+        # a damaged shape must not take any amount of memory
         if not 0 <= size <= 1 << 31:
             raise ModelFileError(f"{self._file}: a sparse tensor has the shape {shape}")
         dense = np.zeros(size, values.dtype)
         try:
+            # positions in the flat tensor, or one row of coordinates per value
             flat = (
                 indices
                 if indices.ndim == 1
@@ -263,6 +269,7 @@ class GraphReader:
                 if name:
                     maker[name] = index
         ready = set(known)
+        # the standard demands this order; what follows mends files without it
         if all(_is_ready(node, ready) for node in nodes):
             return nodes
         uses = [{maker[name] for name in node.names_read if name in maker} for node in nodes]
@@ -281,12 +288,14 @@ class GraphReader:
                 users[other].append(index)
         missing = [len(makers) for makers in uses]
         order = [index for index, count in enumerate(missing) if count == 0]
+        # the list grows meanwhile
         for index in order:
             for user in users[index]:
                 missing[user] -= 1
                 if missing[user] == 0:
                     order.append(user)
         if len(order) < len(nodes):
+            # nodes of a cycle, and those behind it, are never ready
             stuck = next(node for node, count in zip(nodes, missing, strict=True) if count)
             raise ModelFileError(
                 f"{self._file}: node {stuck.number} ({stuck.op}) is part of a cycle"
@@ -310,6 +319,7 @@ def _is_ready(node: SourceNode, ready: set[str]) -> bool:
 
 
 def _text(data: bytes) -> str:
+    # texts that are not UTF-8 stay distinct
     return data.decode("utf-8", errors="surrogateescape")
 
 

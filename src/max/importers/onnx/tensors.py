@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 _LARGEST_RANK = 64
 _INT32 = {2, 3, 4, 5, 9, 17, 18, 19, 20, 24}
 """Types of up to 16 bits, one in each element of `int32_data`; those with 16 bits of a float have bits there."""
-_HALVES = {10, 16}
+_HALVES = {10, 16}  # float16 and bfloat16
 _WIDE = {
     1: "float_data",
     6: "int32_data",
@@ -84,6 +84,7 @@ def _numbers(
 ) -> Array:
     dtype = dtype_of(code).to_numpy()
     if proto.data_location == type(proto).EXTERNAL:
+        # an initializer that `read_file` took out of the message
         if large and len(proto.external_data) == 1:
             data = large.get(proto.external_data[0].value)
             if data is not None:
@@ -93,12 +94,15 @@ def _numbers(
     if proto.HasField("raw_data"):
         return _elements(np.frombuffer(proto.raw_data, np.uint8), count, code)
     if code in _PACKED:
+        # one byte in each integer
         packed = np.array(proto.int32_data, np.int64).astype(np.uint8)
         return _elements(packed, count, code)
     if code in _HALVES:
+        # the integers are the bits of the floats
         return np.array(proto.int32_data, np.int64).astype(np.uint16).view(dtype)
     if code in _INT32:
         values = np.array(proto.int32_data, np.int64)
+        # codes from 17 on are floats of 8 bits, whose bits these are
         return values.astype(np.uint8).view(dtype) if code >= 17 else values.astype(dtype)
     return np.array(getattr(proto, _WIDE[code]), dtype)
 
@@ -120,13 +124,14 @@ def _unpack_bits(data: npt.NDArray[np.uint8], count: int, code: int, bits: int) 
     if data.size != -(-count // per_byte):
         raise Unsupported(f"has {data.size} bytes, expected {-(-count // per_byte)}")
     shifts = np.arange(per_byte, dtype=np.uint8) * bits
-    values = ((data[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]
+    values = ((data[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count]  # one row per byte
     if code == 23:
         return values.view(ml_dtypes.float4_e2m1fn)
     narrow = numpy_of(STORAGE[code][0])
     if STORAGE[code][0].startswith("u"):
         return values.astype(narrow)
     signed = values.astype(np.int8)
+    # the upper half of the range has the negative numbers
     return np.where(signed >= 1 << (bits - 1), signed - (1 << bits), signed).astype(narrow)
 
 
@@ -154,6 +159,7 @@ def _external(
             f"it needs {expected}"
         )
     if length == 0:
+        # nothing cannot be mapped
         return np.zeros(0, np.uint8)
     mapped = np.memmap(path, np.uint8, "r", offset, (length,))
     return np.asarray(mapped)
@@ -170,6 +176,7 @@ def _inside(folder: Path, location: str, where: str) -> Path:
             f"{where} has its data in {location!r}, which is no path in the model's folder"
         )
     path = (folder / location).resolve()
+    # the resolved path: a link must not lead outside
     if not path.is_relative_to(folder.resolve()):
         raise ModelFileError(f"{where} has its data in {location!r}, outside of the model's folder")
     if not path.is_file():

@@ -32,6 +32,7 @@ _MOST_TEXT = 512 << 20
 _MOST_DEPTH = 200
 
 
+# two leading underscores would reach attributes of Python's objects
 _TARGET = re.compile(r"torch\.ops\.([A-Za-z]\w*)\.(?!__)\w+(\.(?!__)\w+)?")
 _SIZE_FUNCTION = re.compile(r"(_operator|math|torch)\.(?!__)(sym_\w+|_sym_\w+|[a-z]\w*)")
 _FUNCTIONS_OF_TORCH = re.compile(r"torch\.(sym_\w+|_sym_\w+)")
@@ -57,9 +58,11 @@ _NAMES = {
     "Floor", "floor", "ceiling", "Abs", "One", "Zero", "S", "Half", "NegativeOne",
 }  # fmt: skip
 _SYMBOL = re.compile(r"(s|u|z|zuf|zf|f|d|b)\d+|[a-z]\w{0,40}")
+# a power of sizes may take any amount of memory: only exponents of one digit pass
 _POWER = re.compile(r"Pow\(|PowByNatural\(|FloatPow\(|LShift\(|\*\*")
 _SMALL_POWER = re.compile(r", Integer\(-?\d\)\)")
 
+# the variable that makes loading safe is the whole process's
 _LOADING = threading.Lock()
 
 
@@ -74,6 +77,7 @@ def kind_of(path: Path) -> str:
 
 
 def _kind(archive: zipfile.ZipFile) -> str:
+    # all entries lie in a folder with the name of the file
     names = {info.filename.partition("/")[2] for info in archive.infolist()}
     if (
         any(n.startswith("models/") and n.endswith(".json") for n in names)
@@ -178,6 +182,7 @@ def _check_program(path: Path, archive: zipfile.ZipFile) -> None:
 
 def _check_description(path: Path, description: Any) -> None:
     """Raises an error if torch would call or evaluate anything but ops and expressions of sizes."""
+    # a list instead of calls: the file chooses the depth
     pending: list[tuple[Any, int]] = [(description, 0)]
     while pending:
         value, depth = pending.pop()
@@ -186,6 +191,7 @@ def _check_description(path: Path, description: Any) -> None:
         if isinstance(value, list):
             pending += [(item, depth + 1) for item in value]
         elif isinstance(value, dict):
+            # a node of the program: torch calls its target
             if isinstance(target := value.get("target"), str) and "inputs" in value:
                 _check_target(path, target)
             if isinstance(expression := value.get("expr_str"), str):
@@ -203,6 +209,7 @@ def _check_target(path: Path, target: str) -> None:
 
     found = _TARGET.fullmatch(target)
     if found is not None:
+        # `torch.ops` has more attributes than namespaces of ops
         namespace = getattr(torch.ops, found[1], None)
         if isinstance(namespace, torch._ops._OpNamespace) or found[1] == "higher_order":  # pyright: ignore[reportAttributeAccessIssue]
             return

@@ -47,6 +47,7 @@ def array_of(name: str, tensor: torch.Tensor) -> npt.NDArray[Any]:
     if dtype_of(tensor.dtype) is None:
         raise ImportFailure(f"{name!r} is {tensor.dtype}, which graphs lack")
     plain = tensor.detach().contiguous()
+    # views that negate or conjugate have the bits of what they view
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     stored = _STORED.get(str(plain.dtype))

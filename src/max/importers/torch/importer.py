@@ -56,12 +56,14 @@ def read_program(program: ExportedProgram, name: str) -> SourceGraph:
     state: list[int] = []
     for index, output in enumerate(signature.output_specs):
         if output.kind is OutputKind.USER_OUTPUT:
+            # a result that is always None has no place in the graph
             if getattr(output.arg, "value", 0) is not None:
                 user.append(index)
         elif output.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
             state.append(index)
     reader = FxReader(program.graph, program.graph_module, bound)
     source = reader.read(name, [*user, *state])
+    # a stable sort: the inputs keep their order, those of the state follow
     inputs = sorted(source.inputs, key=lambda entry: entry[0] in state_inputs)
     return SourceGraph(
         source.name, tuple(inputs), source.outputs, source.nodes, source.constants, source.file

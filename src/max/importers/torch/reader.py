@@ -55,6 +55,7 @@ def input_type(value: torch.Tensor) -> InputType:
             if expression.is_number:
                 shape.append(int(expression))
             else:
+                # an expression of several symbols has no name: the size is unknown
                 shape.append(str(expression) if expression.is_symbol else None)
     dtype = dtype_of(value.dtype)
     if dtype is None:
@@ -71,6 +72,7 @@ def _symbol(value: Any) -> Any:
 def _live(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The nodes that outputs need."""
     live: set[torch.fx.Node] = set()
+    # the users of a node come behind it
     for node in reversed(graph.nodes):
         if node.op in ("output", "placeholder") or node in live:
             live.add(node)
@@ -150,6 +152,7 @@ class FxReader:
                 self.constants[node.name] = np.array(value)
             elif value is not None and node.users:
                 raise ImportFailure(f"input {node.name!r} is a {type(value).__name__}")
+        # behind all tensors: their sizes have the symbols
         for node, value in sizes:
             self._size_input(node, value)
 
@@ -181,6 +184,7 @@ class FxReader:
                 results: Any = node.args[0]
                 listed = results if isinstance(results, list | tuple) else [results]
                 outputs = [self._value(argument) for argument in listed]
+                # results of an inlined region are no outputs of the graph
                 if not prefix:
                     self.outputs = outputs
                 return outputs
@@ -194,6 +198,7 @@ class FxReader:
         value = module
         for part in str(node.target).split("."):
             value = getattr(value, part)
+        # a graph, for a node that runs or inlines it
         if hasattr(value, "graph"):
             self._names[node] = value
             return
@@ -208,6 +213,7 @@ class FxReader:
     def _call(self, node: torch.fx.Node, module: Any, prefix: str) -> None:
         target = node.target
         name = getattr(target, "__name__", str(target))
+        # results of a node with several are a list of names
         if name == "getitem" and isinstance(names := self._value(node.args[0]), list | tuple):
             index = node.args[1]
             assert isinstance(index, int)
@@ -236,11 +242,13 @@ class FxReader:
             attributes["dtype"] = dtype_of(results[0].dtype)
             attributes["sizes"] = [s if isinstance(s, int) else str(s) for s in results[0].shape]
         attributes["common"] = _common(node)
+        # the only op that depends on how its operand lies in memory
         if label == "aten.as_strided.default":
             first: Any = node.args[0]
             attributes["strides"] = list(first.meta["val"].stride())
         outer = f"{prefix}{node.name}"
         if isinstance(value, tuple | list):
+            # a result without users has no name, as no node needs to stage it
             used: list[Any] = [user.args[1] for user in node.users]
             names = [f"{outer}:{i}" for i in range(len(results))]
             self._names[node] = names
@@ -261,6 +269,7 @@ class FxReader:
             for i, argument in enumerate(node.args)
             if hasattr(argument, "users") and hasattr(self._value(argument), "graph")
         )
+        # its third argument is whether autocast is on
         if name == "wrap_with_autocast" and node.args[2]:
             raise ImportFailure("the program has a region of autocast; export it without")
         inner = self._value(node.args[position])
@@ -292,6 +301,7 @@ class FxReader:
             if not isinstance(name, str):
                 raise ImportFailure(f"node {argument.name!r} is used as one value")
             inputs.append(name)
+            # a constant is a tensor, and torch notes no value of it
             is_size = not hasattr(argument.meta.get("val"), "shape") and (argument.op != "get_attr")
             return Ref(len(inputs) - 1, is_size)
         if isinstance(argument, list | tuple):

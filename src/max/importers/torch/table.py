@@ -66,6 +66,7 @@ class Call(NamedTuple):
         if axes is None or axes == []:
             return list(range(rank))
         listed = [axes] if isinstance(axes, int) else axes
+        # torch takes axes 0 and -1 of a tensor without axes
         return self.node.axes(listed, rank) if rank else []
 
     def static(self, dim: Dim | int) -> int:

@@ -45,13 +45,14 @@ def align_axes(node: Node, x: TensorValue, y: TensorValue) -> TensorValue:
     """The second operand as the rules of version 6 broadcast it: its axes are those of the first from `axis` on."""
     if node.version >= 7 or not node.attr("broadcast", 0) or node.attr("axis") is None:
         return y
-    behind = x.rank - node.attr("axis") - y.rank
+    behind = x.rank - node.attr("axis") - y.rank  # the axes of x behind those of y
     return ops.reshape(y, [*y.shape, *[1] * behind]) if behind > 0 else y
 
 
 @op("Add")
 def add(node: Node, x: TensorValue, y: TensorValue) -> TensorValue | Imported:
     total = ops.add(x, align_axes(node, x, y))
+    # `axis` of version 6 moves the second operand, which `add_scaled` does not know
     source = add_scaled(node.value(0), node.value(1)) if node.version >= 7 else None
     return total if source is None else Imported(total, source=source)
 
@@ -68,6 +69,7 @@ def bitwise(node: Node, x: TensorValue, y: TensorValue) -> TensorValue:
 @op("BitwiseNot")
 def bitwise_not(node: Node, x: TensorValue) -> TensorValue:
     low, high = mathematics.limits(x.dtype)
+    # all bits set: the largest unsigned number, or -1
     ones = np.array(high if low == 0 else -1, x.dtype.to_numpy())
     return bit_xor(x, ops.constant(ones))
 

@@ -27,7 +27,7 @@ def wrap_bits(x: TensorValue, code: int) -> TensorValue:
     name, dtype = STORAGE[code]
     bits = int(name[-1])
     wide = ops.cast(x, DType.int32)
-    low = ops.mod(wide, 1 << bits)
+    low = ops.mod(wide, 1 << bits)  # in [0, 2**bits): the remainder has the sign of the divisor
     if not name.startswith("u"):
         low = ops.where(low >= 1 << (bits - 1), low - (1 << bits), low)
     return ops.cast(low, dtype)
@@ -92,6 +92,7 @@ def _small(x: Array, dtype: np.dtype[Any], code: int, saturates: bool) -> Array:
     info = ml_dtypes.finfo(dtype)
     largest = float(info.max)
     rounded = x.astype(dtype)
+    # float4_e2m1fn has neither infinity nor NaN, so it saturates in any case
     if saturates or code == 23:
         return np.where(np.isnan(x), x, np.clip(x, -largest, largest)).astype(dtype)
     return rounded
@@ -100,13 +101,15 @@ def _small(x: Array, dtype: np.dtype[Any], code: int, saturates: bool) -> Array:
 def _powers(x: Array, rounding: str, saturates: bool) -> Array:
     """Powers of two: the exponents of the magnitudes, rounded."""
     with np.errstate(all="ignore"):
+        # float32 has 8 bits of exponent above 23 of mantissa; float8_e8m0fnu is such an exponent
         bits = np.abs(x.astype(np.float32)).view(np.uint32)
     exponent = (bits >> 23).astype(np.int64)
     mantissa = bits & 0x7FFFFF
     if rounding == "up":
+        # a subnormal float32 of at most 2**-127, mantissa 0x400000, keeps exponent 0
         up = (mantissa > 0) & ~((exponent == 0) & (mantissa <= 0x400000))
     elif rounding == "nearest":
-        up = mantissa >= 0x400000
+        up = mantissa >= 0x400000  # half or more
         up &= ~((exponent == 0) & (mantissa <= 0x400000))
     elif rounding == "down":
         up = np.zeros(mantissa.shape, bool)
@@ -114,6 +117,7 @@ def _powers(x: Array, rounding: str, saturates: bool) -> Array:
         raise Unsupported(f"round_mode is {rounding!r}, expected up, down or nearest")
     special = exponent == 0xFF
     result = exponent + up
+    # 0xFF is NaN, 0xFE is 2**127
     result = np.where(result >= 0xFF, 0xFE if saturates else 0xFF, result)
     if saturates:
         infinite = special & (mantissa == 0)

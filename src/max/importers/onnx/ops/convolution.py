@@ -89,9 +89,12 @@ def _transposed_paddings(
     pairs: Pairs = []
     for i in range(n):
         size = node.static(x.shape[2 + i])
+        # `output_shape` has all axes or the spatial ones
         target = wanted[-n:][i] if wanted else size * strides[i]
         window = (kernel[i] - 1) * dilations[i] + 1
+        # of: size of the result = stride * (size - 1) + extra + window - total
         total = strides[i] * (size - 1) + extra[i] + window - target
+        # SAME_UPPER puts the odd element behind
         half = total // 2 if auto == "SAME_UPPER" else total - total // 2
         pairs.append((half, total - half))
     return pairs
@@ -131,9 +134,10 @@ def col2im(node: Node) -> TensorValue:
     counts = [
         (padded_size[i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(n)
     ]
-    windows = ops.reshape(x, [batch, channels, taps, *counts])
+    windows = ops.reshape(x, [batch, channels, taps, *counts])  # [N, C, taps, *counts]
     total: TensorValue | None = None
     for tap, place in enumerate(np.ndindex(*block)):
+        # the elements of one tap lie `stride` apart in the image: zeros between and around them
         part = windows[:, :, tap]
         for axis in range(n):
             if strides[axis] > 1:
@@ -146,5 +150,5 @@ def col2im(node: Node) -> TensorValue:
         part = pad_axes(part, [(0, 0), (0, 0), *amounts], "constant", 0)
         total = part if total is None else total + part
     assert total is not None
-    index = [slice(pads[i], pads[i] + image[i]) for i in range(n)]
+    index = [slice(pads[i], pads[i] + image[i]) for i in range(n)]  # without the padding
     return total[(slice(None), slice(None), *index)]

@@ -148,6 +148,7 @@ def identity(node: Node) -> Any:
 def dropout(node: Node) -> Any:
     """Inference: the operand itself, and a mask of ones."""
     if node.version >= 12 and node.has(2) and bool(node.number(2)):
+        # a ratio of 0 drops nothing
         ratio = node.number(1, 0.5) if node.has(1) else 0.5
         if ratio != 0:
             raise Unsupported("drops elements at random, in training mode")
@@ -163,11 +164,13 @@ def local_response_normalization(node: Node, x: TensorValue) -> TensorValue:
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
     before = (size - 1) // 2
     pads = [0, 0] * x.rank
+    # two amounts for each axis: channels are axis 1
     pads[2], pads[3] = before, size - 1 - before
     squares = ops.pad(x * x, pads)
     channels = x.shape[1]
     total = None
     for shift in range(size):
+        # the sum over `size` neighbouring channels, by shifted copies
         window = squares[:, (slice(shift, shift + channels), channels)]
         total = window if total is None else total + window
     assert total is not None
@@ -177,6 +180,7 @@ def local_response_normalization(node: Node, x: TensorValue) -> TensorValue:
 @op("Hardmax")
 def hardmax(node: Node, x: TensorValue) -> TensorValue:
     if node.version < 13:
+        # until version 12 the axes from `axis` on are one
         axis = node.axis("axis", x.rank, 1)
         flat = flatten_matrix(x, axis)
         return ops.reshape(_hardmax(flat, 1), x.shape)

@@ -21,6 +21,7 @@ from max.importers.onnx.table import fold
 from max.importers.values import Imported, is_text
 
 Array = npt.NDArray[Any]
+# larger results are left to the graph
 _MOST_ELEMENTS = 1 << 14
 
 
@@ -49,6 +50,7 @@ def gather(node: Node, x: Array, indices: Array) -> Array | None:
 def concat(node: Node, *arrays: Array) -> Array | None:
     if not _is_dims(*arrays) and arrays[0].dtype != object:
         return np.concatenate(arrays, node.attr("axis", 0))
+    # numbers among dimensions become objects too
     return np.concatenate([a.astype(object) for a in arrays], node.attr("axis", 0))
 
 
@@ -67,6 +69,7 @@ def squeeze(node: Node, x: Array, axes: Array | None = None) -> Array | None:
     places = (
         [a for a in range(x.ndim) if x.shape[a] == 1] if given is None else node.axes(given, x.ndim)
     )
+    # the graph's op reports the error
     if any(x.shape[axis] != 1 for axis in places):
         return None
     return x.reshape([size for axis, size in enumerate(x.shape) if axis not in places])
@@ -77,6 +80,7 @@ def reshape(node: Node, x: Array, target: Array | None = None) -> Array | None:
     if target is None or target.dtype == object:
         return None
     sizes = [int(size) for size in target.reshape(-1)]
+    # 0 keeps the size of the operand's axis, if it has one
     if not node.attr("allowzero", 0):
         if any(size == 0 and axis >= x.ndim for axis, size in enumerate(sizes)):
             return None
@@ -86,6 +90,7 @@ def reshape(node: Node, x: Array, target: Array | None = None) -> Array | None:
 
 @fold("Transpose")
 def transpose(node: Node, x: Array) -> Array:
+    # `ascontiguousarray` gives an array of rank 0 a dimension
     return np.ascontiguousarray(x.transpose(node.attr("perm"))).reshape(
         x.transpose(node.attr("perm")).shape
     )
@@ -119,6 +124,7 @@ def slice_(
             return None
         size = x.shape[axis]
         if step < 0 and stop < -size:
+            # beyond the first element: Python has no number for that
             stop = None
         index[axis] = slice(start, stop, step)
     return x[tuple(index)]
@@ -188,6 +194,7 @@ def _is_size(dim: Dim) -> bool:
     """Whether an expression cannot be negative: a number, a symbol, or sums and products of such."""
     if isinstance(dim, StaticDim):
         return int(dim) >= 0
+    # negative terms and factors are printed with a sign
     return "-" not in str(dim)
 
 

@@ -17,6 +17,7 @@ def _set_seed(node: Node) -> None:
     """Sets the seed that the model gives, or one that depends on the node."""
     seed = node.attr("seed")
     if seed is not None:
+        # the seed is a float; its bits make an integer
         random.set_seed(struct.unpack("<i", struct.pack("<f", float(seed)))[0])
     elif Graph.current.random_seed() is None:
         random.set_seed(0)
@@ -63,6 +64,7 @@ def multinomial(node: Node, x: TensorValue) -> TensorValue:
     rows, classes = x.shape
     if count < 1:
         raise Unsupported(f"draws {count} samples")
+    # the least number is not 0, whose logarithm is infinite
     draws = random.uniform(
         TensorType(DType.float32, [rows, count, classes], x.device), (2.0**-24, 1.0)
     )

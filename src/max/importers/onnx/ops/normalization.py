@@ -29,6 +29,7 @@ def batch_normalization(
 ) -> Any:
     epsilon = node.attr("epsilon", 1e-5)
     if not node.attr("training_mode", 0):
+        # one factor and one summand per channel
         factor = scale / ops.sqrt(variance + epsilon)
         shift = bias - mean * factor
         if x.rank < 2:
@@ -68,8 +69,10 @@ def layer_normalization(
     axis = node.axis("axis", x.rank, -1)
     epsilon = node.attr("epsilon", 1e-5)
     stash = dtype_of(node.attr("stash_type", 1))
+    # the fused op scales the last axis, and has no results but y
     one = axis == x.rank - 1 and scale.rank == 1
     if one and not node.wants(1) and not node.wants(2) and scale.shape[0] == x.shape[-1]:
+        # it takes a bias in any case
         beta = bias if bias is not None else scale * 0.0
         return (ops.layer_norm(x, scale, beta, epsilon),)
     axes = list(range(axis, x.rank))

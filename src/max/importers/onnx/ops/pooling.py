@@ -82,12 +82,14 @@ def max_unpool(node: Node) -> TensorValue:
     strides = steps(node, "strides", n)
     pads = node.attr("pads") or [0] * (2 * n)
     sizes = node.static_shape(0)
+    # several sizes of an image have these windows: this is the least
     inner = [(sizes[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[i + n] for i in range(n)]
     shape = [*sizes[:2], *inner]
     result = shape
     if node.has(2):
         result = node.ints(2)
     zeros = ops.broadcast_to(ops.constant(np.zeros((), x.dtype.to_numpy())), [math.prod(shape)])
+    # positions count in the flat image of that size
     places = ops.reshape(ops.cast(indices, DType.int64), [-1])
     y = ops.reshape(ops.scatter(zeros, ops.reshape(x, [-1]), places, 0), shape)
     if result == shape:

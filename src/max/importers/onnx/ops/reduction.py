@@ -56,6 +56,7 @@ def reduce(node: Node) -> TensorValue:
     if node.op in ("ReduceMax", "ReduceMin"):
         return _reduce(node, _with_limit(node, x), _REDUCTIONS[node.op])
     if node.op == "ReduceMean" and x.dtype.is_integral():
+        # the mean is rounded to 0, by the cast
         total = ops.cast(_reduce(node, ops.cast(x, DType.float64), ops.mean), x.dtype)
         return total
     return _reduce(node, x, _REDUCTIONS[node.op])
@@ -88,6 +89,7 @@ def reduce_l1(node: Node) -> TensorValue:
 def reduce_l2(node: Node) -> TensorValue:
     x = node.tensor(0)
     if x.dtype.is_integral():
+        # squares of integers would wrap in their own type
         wide = ops.cast(x, DType.float64)
         return ops.cast(ops.sqrt(_reduce(node, wide * wide, ops.sum)), x.dtype)
     wide = ops.cast(x, DType.float32) if x.dtype.size_in_bytes < 4 else x
@@ -112,6 +114,7 @@ def reduce_log_sum_exp(node: Node) -> TensorValue:
         if axes is None:
             return x
         if any(x.shape[axis] == 0 for axis in axes):
+            # without elements there is no maximum
             return ops.log(_reduce(node, ops.exp(x), ops.sum))
         top = over(x, axes, _maximum)
         # a maximum that is not finite is no shift
@@ -135,6 +138,7 @@ def arg_extremum(node: Node, x: TensorValue) -> TensorValue:
     function = ops.argmax if node.op == "ArgMax" else ops.argmin
     if node.attr("select_last_index", 0):
         last = x.shape[axis] - 1
+        # the first in the reversed axis is the last one
         index = last - function(reversed_along(x, axis), axis)
     else:
         index = function(x, axis)
@@ -159,9 +163,11 @@ def cumprod(node: Node) -> TensorValue:
     if node.attr("reverse", 0):
         x = reversed_along(x, axis)
     if node.attr("exclusive", 0) and size:
+        # exclusive: the product of the elements before each one
         x = _shift(x, axis, 1, size)
     step = 1
     while step < size:
+        # before each round, an element is the product of the `step` elements up to it
         x = x * _shift(x, axis, step, size)
         step *= 2
     return reversed_along(x, axis) if node.attr("reverse", 0) else x

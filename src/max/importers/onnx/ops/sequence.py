@@ -44,6 +44,7 @@ def sequence_at(node: Node) -> Imported:
 
 @op("SequenceInsert")
 def sequence_insert(node: Node) -> Items:
+    # a copy: others may use the operand
     items = Items(node.items(0))
     place = _index(node, 2, len(items), len(items)) if node.has(2) else len(items)
     items.insert(place, node.value(1))

@@ -51,6 +51,7 @@ def string_normalizer(node: Node, x: Array) -> Array:
         folded = {stop.lower() for stop in stops}
         kept = [word for word in words if word.lower() not in folded]
     change: Callable[[str], str] = {"LOWER": str.lower, "UPPER": str.upper}.get(action, str)
+    # where no word is left, the result is one empty text
     result = np.array([change(word) for word in kept] or [""], object)
     return result.reshape(1, -1) if x.ndim == 2 else result
 
@@ -88,6 +89,7 @@ def tf_idf_vectorizer(node: Node, x: Array) -> Array:
     weights = node.attr("weights")
     grams: dict[tuple[Any, ...], int] = {}
     number = 0
+    # the pool has n-grams by their length; `starts` has where each length begins
     for size, start in enumerate(starts, 1):
         end = starts[size] if size < len(starts) else len(pool)
         for first in range(start, end, size):
@@ -97,6 +99,7 @@ def tf_idf_vectorizer(node: Node, x: Array) -> Array:
     counts = np.zeros((len(rows), max(indexes, default=-1) + 1), np.float32)
     for row, items in enumerate(rows.tolist()):
         for size in range(shortest, longest + 1):
+            # a single element has no gaps
             for skip in range(skips + 1 if size > 1 else 1):
                 step = skip + 1
                 for first in range(len(items) - (size - 1) * step):
@@ -121,6 +124,7 @@ def unique(node: Node, x: Array) -> tuple[Array, ...]:
     values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
     inverse = inverse.reshape(-1)
     if not node.attr("sorted", 1):
+        # NumPy sorts the values; `order` is that of their first occurrences
         order = np.argsort(first, kind="stable")
         places = np.argsort(order, kind="stable")
         values = np.take(values, order, 0 if axis is None else axis)

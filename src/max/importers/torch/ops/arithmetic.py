@@ -51,6 +51,7 @@ def add(call: Call, x: Any, y: Any, alpha: Any = 1) -> TensorValue:
     dtype = call.result_dtype()
     a, b = pair(call, x, y, dtype)
     if dtype is DType.bool:
+        # a factor of bools only matters if it is 0
         return ops.logical_or(a, b) if alpha else a
     return a + (b if alpha == 1 else b * tensor_of(alpha, dtype))
 
@@ -139,10 +140,12 @@ def atan2(call: Call, x: Any, y: Any) -> TensorValue:
     a, b = pair(call, x, y, call.result_dtype())
     wide = DType.float64 if a.dtype is DType.float64 else DType.float32
     a, b = ops.cast(a, wide), ops.cast(b, wide)
+    # the quotient of two infinities is NaN, the angle that of (1, 1)
     both = ops.logical_and(ops.is_inf(a), ops.is_inf(b))
     quotient = ops.abs(ops.where(both, 1.0, a / b))
     undefined = ops.logical_and(ops.equal(a, 0.0), ops.equal(b, 0.0))
     angle = mathematics.atan(ops.where(undefined, 0.0, quotient))
+    # `is_negative` tells -0 from 0
     angle = ops.where(mathematics.is_negative(b), np.pi - angle, angle)
     return ops.cast(ops.where(mathematics.is_negative(a), -angle, angle), call.result_dtype())
 
@@ -166,6 +169,7 @@ def _register_comparison(name: str, function: Binary) -> None:
     def compare(call: Call, x: Any, y: Any) -> TensorValue:
         a, b = pair(call, x, y)
         if a.dtype is DType.bool:
+            # false is less than true
             a, b = ops.cast(a, DType.uint8), ops.cast(b, DType.uint8)
         return function(a, b)
 

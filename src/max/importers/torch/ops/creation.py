@@ -30,6 +30,7 @@ def full_like(call: Call, x: TensorValue, value: Any, dtype: DType | None = None
 
 @op("aten.zeros.default", "aten.empty.memory_format")
 def zeros(call: Call, size: list[Any], dtype: DType | None = None) -> TensorValue:
+    # the contents of an empty tensor may be any
     return fill(size, 0, call.result_dtype())
 
 
@@ -68,6 +69,7 @@ def arange(
     wanted = call.result_dtype()
     if not any(isinstance(number, Dim) for number in (start, stop, step)):
         return ops.constant(np.arange(start, stop, step).astype(wanted.to_numpy()))
+    # the length is a symbol: `range` takes no more than the two ends
     if step != 1 or not all(isinstance(number, int | Dim) for number in (start, stop)):
         raise Unsupported(f"counts from {start} to {stop} in steps of {step}")
     line = ops.range(

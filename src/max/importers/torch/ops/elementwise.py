@@ -82,6 +82,7 @@ def exp2(call: Call, x: TensorValue) -> TensorValue:
 
 @op("aten.isnan.default")
 def is_nan(call: Call, x: TensorValue) -> TensorValue:
+    # false for each element
     return ops.is_nan(x) if x.dtype.is_float() else ops.not_equal(x, x)
 
 
@@ -147,6 +148,7 @@ def hardswish(call: Call, x: TensorValue) -> TensorValue:
 @op("aten.softplus.default")
 def softplus(call: Call, x: TensorValue, beta: float = 1, threshold: float = 20) -> TensorValue:
     scaled = x * float(beta)
+    # above the threshold the function is x but for rounding
     return ops.where(scaled > float(threshold), x, mathematics.softplus(scaled) / float(beta))
 
 
@@ -158,6 +160,7 @@ def mish(call: Call, x: TensorValue) -> TensorValue:
 @op("aten._prelu_kernel.default", "aten.prelu.default")
 def prelu(call: Call, x: TensorValue, weight: TensorValue) -> TensorValue:
     if call.node.op == "aten.prelu.default" and x.rank > 2:
+        # one slope per channel, axis 1
         weight = ops.reshape(weight, [weight.shape[0], *[1] * (x.rank - 2)])
     return ops.where(x > 0, x, x * weight)
 

@@ -73,8 +73,9 @@ class Places:
         ]
         self.order = [*axes, *(axis for axis in range(x.rank) if axis not in axes)]
         tensors = list(broadcast_all("index", tensors))
-        self.rows = ops.stack(tensors, -1)
+        self.rows = ops.stack(tensors, -1)  # [*broadcast, indexed axes]
         self.lead = tensors[0].rank
+        # as in NumPy: axes of indices that are not adjacent come first
         adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
         self.position = axes[0] if adjacent else 0
 
@@ -94,6 +95,7 @@ def inverse(order: list[int]) -> list[int]:
 def index(call: Call, x: TensorValue, indices: Indices) -> TensorValue:
     indices = expand_masks(call, indices)
     given = [(axis, tensor) for axis, tensor in enumerate(indices) if tensor is not None]
+    # the axes of a single index take the place of the axis that it indexes
     if len(given) == 1:
         axis, tensor = given[0]
         return ops.gather(x, positive(tensor, x.shape[axis]), axis)

@@ -39,6 +39,7 @@ def layer_norm(
         count == 1 and weight is not None and weight.dtype is x.dtype
         and not call.node.wants(1) and not call.node.wants(2)
     ):  # fmt: skip
+        # the op takes a bias in any case
         beta = bias if bias is not None else weight * tensor_of(0, weight.dtype)
         return ops.layer_norm(x, weight, beta, eps), None, None
     axes = list(range(x.rank - count, x.rank))
@@ -71,7 +72,7 @@ def group_norm(
 ) -> Any:
     batch, depth, *spatial = x.shape
     part = call.static(depth) // groups
-    wide = ops.reshape(_wide(x), [batch, groups, part, *spatial])
+    wide = ops.reshape(_wide(x), [batch, groups, part, *spatial])  # [N, groups, C / groups, …]
     y, center, inverse = _standard(wide, list(range(2, wide.rank)), eps)
     y = _affine(ops.reshape(y, x.shape), weight, bias, [depth, *[1] * len(spatial)])
     flat = [batch, groups]
@@ -88,6 +89,7 @@ def group_norm(
 def batch_norm(call: Call, x: TensorValue, weight: Any, bias: Any, *others: Any) -> Any:
     """With running statistics, or with those of the batch; the mean and deviation are results of the latter alone."""
     shape = [x.shape[1], *[1] * (x.rank - 2)]
+    # the last argument of both ops
     eps = others[-1]
     if call.node.op.endswith("no_stats"):
         axes = [axis for axis in range(x.rank) if axis != 1]
@@ -100,5 +102,6 @@ def batch_norm(call: Call, x: TensorValue, weight: Any, bias: Any, *others: Any)
         factor = factor * weight
     shift = -mean * factor if bias is None else bias - mean * factor
     y = x * ops.reshape(factor, shape) + ops.reshape(shift, shape)
+    # statistics of the batch are results of training only
     nothing = ops.reshape(shift, [-1])[0:0]
     return ops.cast(y, x.dtype), nothing, nothing

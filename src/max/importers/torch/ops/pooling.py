@@ -29,6 +29,7 @@ def _windows(
 ) -> Windows:
     sizes = full(kernel, n)
     pairs = [(pad, pad) for pad in full(padding, n)]
+    # without a stride windows do not overlap
     strides = full(stride, n) or sizes
     return Windows(sizes, strides, full(dilation, n), pairs, call.static, ceil_mode)
 
@@ -50,6 +51,7 @@ def max_pool_with_indices(
     if call.node.wants(1):
         y, places = max_pool_with_places(windows, images)
         plane = int(np.prod(windows.sizes(images)))
+        # torch counts the places in the plane of each channel
         results += [y, ops.mod(places, ops.constant(np.array(plane, np.int64)))]
     else:
         results.append(max_pool(windows, images))
@@ -76,6 +78,7 @@ def avg_pool(
     windows = _windows(call, n, kernel, stride, padding, [1], ceil_mode)
     counts_padding = count_include_pad or divisor_override is not None
     y = average_pool(windows, _with_batch(x, n), counts_padding)
+    # the mean over all elements of a window is its sum over their number
     if divisor_override is not None:
         y = y * (float(np.prod(sizes)) / divisor_override)
     return ops.squeeze(y, 0) if x.rank == n + 1 else y
@@ -83,6 +86,7 @@ def avg_pool(
 
 def _edges(size: int, parts: int) -> list[tuple[int, int]]:
     """The first element of each part, and the one behind its last."""
+    # parts overlap where their number does not divide the size
     return [(i * size // parts, -(-(i + 1) * size // parts)) for i in range(parts)]
 
 
@@ -99,9 +103,10 @@ def adaptive_avg_pool(call: Call, x: TensorValue, output_size: list[int]) -> Ten
         size = call.static(x.shape[axis])
         if size == parts:
             continue
-        weights = np.zeros((size, parts))
+        weights = np.zeros((size, parts))  # the weight of each element in each part
         for part, (first, last) in enumerate(_edges(size, parts)):
             weights[first:last, part] = 1 / (last - first)
+        # a product with a matrix is along the last axis
         order = [a for a in range(x.rank) if a != axis] + [axis]
         y = ops.matmul(ops.permute(x, order), ops.constant(weights.astype(x.dtype.to_numpy())))
         x = ops.permute(y, [order.index(a) for a in range(x.rank)])

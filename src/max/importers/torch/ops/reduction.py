@@ -89,6 +89,7 @@ def _logical(
 ) -> TensorValue:
     axes = call.axes(dim, x.rank)
     truth = convert(x, DType.bool)
+    # of no elements none is true, and all are
     if any(x.shape[axis] == 0 for axis in axes):
         shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
         result = ops.broadcast_to(tensor_of(of_none, DType.bool), shape)
@@ -253,6 +254,7 @@ def topk(
         raise Unsupported("takes no tensor of rank 0")
     axis = call.axis(dim, x.rank)
     if not is_known(Dim(k)) or not is_known(x.shape[axis]):
+        # a run knows the sizes: all elements are sorted, and the first ones taken
         indices = _first_places(sorting_places(x, axis, largest), Dim(k), axis)
         return gather_along(x, indices, axis), indices
     count = call.static(k)
@@ -267,6 +269,7 @@ def topk(
 def sorting_places(x: TensorValue, axis: int, descending: bool) -> TensorValue:
     """The positions along an axis, of any size, in the order of the elements there; ties keep theirs."""
     order = list(range(x.rank))
+    # `argsort` sorts along the first axis; a swap undoes itself
     order[0], order[axis] = order[axis], order[0]
     places = ops.argsort(ops.permute(x, order), ascending=not descending)
     return ops.permute(places, order)
@@ -300,7 +303,9 @@ def sort_stable(
 @op("aten._softmax.default", "aten.softmax.int", "aten._safe_softmax.default")
 def softmax(call: Call, x: TensorValue, dim: int, half_to_float: Any = False) -> TensorValue:
     wide = convert(x, call.result_dtype())
+    # of one element: 1, or NaN of NaN
     result = ops.softmax(wide, call.axis(dim, x.rank)) if x.rank else wide * 0.0 + 1.0
+    # a row of -inf gives 0 instead of NaN
     if call.node.op == "aten._safe_softmax.default":
         return ops.where(ops.is_nan(result), 0.0, result)
     return result

@@ -83,15 +83,18 @@ def index_put(
         and (values.rank == 0 or list(values.shape) == [1])
         and not accumulate
     ):
+        # one value for all true elements needs no positions
         mask = indices[0]
         mask = ops.reshape(mask, [*mask.shape, *[1] * (x.rank - mask.rank)])
         return ops.where(mask, ops.reshape(convert(values, x.dtype), []), x)
     places = Places(x, expand_masks(call, indices))
     base = ops.permute(x, places.order)
     depth = int(places.rows.shape[-1])
+    # the axes of the indices, then those that no index selects
     rank = places.lead + x.rank - depth
     order = places.to_result(rank)
     shape = [*places.rows.shape[:-1], *base.shape[depth:]]
+    # values broadcast to what `index` would return
     values = ops.broadcast_to(convert(values, x.dtype), [shape[axis] for axis in order])
     updates = ops.permute(values, inverse(order)) if rank else values
     function = ops.scatter_nd_add if accumulate else ops.scatter_nd
@@ -131,6 +134,7 @@ def slice_scatter(
         return source
     if is_known(first) and is_known(last) and int(first) >= int(last):
         return x
+    # elements between those of the slice stay: positions instead of parts
     if step != 1:
         line = ops.range(0, source.shape[axis], 1, dtype=DType.int64, device=x.device)
         return ops.scatter(x, source, _along(line * step + first, source, axis), axis)
@@ -145,6 +149,7 @@ def select_scatter(
     call: Call, x: TensorValue, source: TensorValue, dim: int, index: int
 ) -> TensorValue:
     axis = call.axis(dim, x.rank)
+    # -1 + 1 is 0, which would end the slice at the front
     end = index + 1 if index != -1 else None
     return slice_scatter(call, x, ops.unsqueeze(source, axis), axis, index, end)
 
@@ -172,6 +177,7 @@ def histogram(
     place = ops.floor((wide - low) * (count / (high - low)))
     # the upper limit belongs to the last range
     place = ops.where(place >= float(count), float(count - 1), ops.where(place < 0.0, 0.0, place))
+    # an element outside adds 0 to the first range
     index = ops.cast(ops.where(inside, place, 0.0), DType.int64)
     ones = ops.cast(inside, x.dtype)
     zeros = ops.broadcast_to(tensor_of(0, x.dtype), [count])

@@ -82,6 +82,7 @@ def repeat(call: Call, x: TensorValue, repeats: list[Any]) -> TensorValue:
     if all(number == 1 for number in repeats):
         return x
     shape, wide, result = [], [], []
+    # each axis becomes [1, size], which broadcasts to [count, size]
     for size, count in zip(x.shape, repeats, strict=True):
         shape += [Dim(1), size]
         wide += [Dim(count), size]
@@ -130,6 +131,7 @@ def slice_bound(bound: Any, size: Dim, default: Any) -> Dim:
     if bound is None:
         return Dim(default)
     if isinstance(bound, int):
+        # torch has 2**63 - 1 for the end of an axis
         if bound >= 1 << 62:
             return size
         try:
@@ -160,6 +162,7 @@ def clip_slice(call: Call, x: TensorValue, axis: int, start: Any, end: Any) -> T
         else ops.min(total, number_of(call, Dim(number)))
         for number in (start or 0, end)
     )  # fmt: skip
+    # prefixes have one symbol for each pair of sizes, so that those of several tensors agree
     is_prefix = not start and not (isinstance(end, int) and end < 0)
     if is_prefix:
         length = Dim(extreme(call, "min", size, end))
@@ -181,6 +184,7 @@ def slice_(
     first, last = slice_bound(start, size, 0), slice_bound(end, size, size)
     if first == 0 and last == size and step == 1:
         return x
+    # nothing lies between the bounds, in whatever order they are
     if is_known(first) and is_known(last) and int(first) >= int(last):
         first = last = Dim(0)
     index: list[Any] = [slice(None)] * x.rank
@@ -268,6 +272,7 @@ def pixel_shuffle(call: Call, x: TensorValue, factor: int) -> TensorValue:
     depth = call.static(channels) // factor**2
     n = len(lead)
     x = ops.reshape(x, [*lead, depth, factor, factor, height, width])
+    # a channel is [depth, row, column] of a square: to [depth, height, row, width, column]
     x = ops.permute(x, [*range(n), n, n + 3, n + 1, n + 4, n + 2])
     return ops.reshape(x, [*lead, depth, height * factor, width * factor])
 
@@ -298,9 +303,11 @@ def diagonal(
     others = [axis for axis in range(x.rank) if axis not in (first, second)]
     x = ops.permute(x, [*others, first, second])
     rows, columns = call.static(x.shape[-2]), call.static(x.shape[-1])
+    # in the flat matrix: above the main diagonal columns are left out, below it rows
     start = offset if offset >= 0 else -offset * columns
     count = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
     flat = ops.reshape(x, [*x.shape[:-2], rows * columns])
+    # a step of the diagonal is one row and one column
     line = ops.range(0, count, 1, dtype=DType.int64, device=x.device) * (columns + 1) + start
     return ops.gather(flat, line, flat.rank - 1)
 
@@ -311,8 +318,9 @@ def unfold(call: Call, x: TensorValue, dim: int, size: int, step: int) -> Tensor
     count = (call.static(x.shape[axis]) - size) // step + 1
     starts = ops.range(0, count, 1, dtype=DType.int64, device=x.device) * step
     taps = ops.range(0, size, 1, dtype=DType.int64, device=x.device)
-    places = ops.reshape(starts, [count, 1]) + ops.reshape(taps, [1, size])
+    places = ops.reshape(starts, [count, 1]) + ops.reshape(taps, [1, size])  # [count, size]
     y = ops.gather(x, places, axis)
+    # torch has the elements of a window in the last axis
     order = [a for a in range(y.rank) if a != axis + 1]
     return ops.permute(y, [*order, axis + 1])
 

@@ -73,6 +73,7 @@ def extreme(call: Call, name: str, x: Any, y: Any) -> Any:
         return (x if difference < 0 else y) if name == "min" else (x if difference > 0 else y)
     choose = ops.min if name == "min" else ops.max
     number = choose(number_of(call, Dim(x)), number_of(call, Dim(y)))
+    # the order of the two sizes does not matter
     return size_of(call, f"{name} of {sorted([str(x), str(y)])}", number)
 
 
@@ -117,6 +118,7 @@ def _register_comparison(
     @op(name)
     def compute(call: Call, x: Any, y: Any) -> Any:
         if isinstance(x, Dim) or isinstance(y, Dim):
+            # a condition that depends on symbols: only a run knows it
             return stage(TensorValue(Dim(x)), TensorValue(Dim(y)))
         return np.array(compare(x, y))
 

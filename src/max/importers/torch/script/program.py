@@ -33,7 +33,9 @@ class ScriptProgram(torch.nn.Module):
             raise ImportFailure(f"the TorchScript module has no method {method!r}")
         graph = inner._get_method(method).graph.copy()
         torch._C._jit_pass_inline(graph)  # pyright: ignore[reportAttributeAccessIssue]
+        # in a tuple, as torch would register a module as a part
         self._held = (script, graph)
+        # the first input is the object
         inputs = list(graph.inputs())[1:]
         schema = inner._get_method(method).schema.arguments[1:]
         self.parameters_ = [(a.name, str(v.type())) for a, v in zip(schema, inputs, strict=True)]
@@ -42,6 +44,7 @@ class ScriptProgram(torch.nn.Module):
         self._final = SimpleNamespace(values={})
         self._names: dict[str, str] = {}
         self._take_tensors(script, "")
+        # what the method sets comes in as `state`
         for path in self.state:
             self._names.pop(path, None)
         self._take_constants(graph, method)
@@ -122,6 +125,7 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 def _set_paths(graph: Any) -> Iterator[str]:
     """The paths of the attributes that a graph sets."""
+    # the objects within the module by the names of the values that hold them
     objects = {list(graph.inputs())[0].debugName(): ""}
     for node in _nodes(graph):
         if node.kind() not in ("prim::GetAttr", "prim::SetAttr"):

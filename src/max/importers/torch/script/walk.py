@@ -135,6 +135,7 @@ class ScriptWalk:
             IndexError,
             ArithmeticError,
         ) as error:
+            # torch.export handles its own errors, such as of conditions that depend on data
             if type(error).__module__.startswith("torch"):
                 raise
             place = node.sourceRange().strip().splitlines()
@@ -144,6 +145,7 @@ class ScriptWalk:
 
     def _call_result(self, node: Any, kind: str, values: list[Any]) -> Any:
         name = kind.partition("::")[2]
+        # ops of numbers have the names of ops of tensors, which would make tensors of them
         if kind.startswith("aten::") and name in NUMBERS and (
             is_plain(values) or (name in _OF_LISTS and isinstance(values[0], list | tuple | dict))
         ):  # fmt: skip
@@ -165,6 +167,7 @@ class ScriptWalk:
                 value = None if value is None else torch.strided
             elif "MemoryFormat" in type_:
                 continue
+            # TorchScript passes numbers where ops take tensors
             elif type_ == "Tensor" and not isinstance(value, torch.Tensor) and value is not None:
                 value = torch.scalar_tensor(value, dtype=_dtype_of(value))
             if is_named:
@@ -187,6 +190,7 @@ class ScriptWalk:
     def _constant(self, node: Any, env: dict[str, Any], prefix: str) -> None:
         (output,) = node.outputs()
         name = output.debugName()
+        # constants that are tensors are buffers of the traced module
         value = self._tensors.get(f"{prefix}#{name}")
         env[name] = node.output().toIValue() if value is None else value
 
@@ -202,6 +206,7 @@ class ScriptWalk:
     def attribute(self, owner: Place, name: str) -> Any:
         """The value of an attribute of an object."""
         path = f"{owner.path}.{name}" if owner.path else name
+        # what the program has set, before what the module holds
         if path in self.state:
             return self.state[path]
         if path in self._tensors:
@@ -246,6 +251,7 @@ class ScriptWalk:
         (body,) = node.blocks()
         names = [value.debugName() for value in body.inputs()]
         number = 0
+        # a loop has both: a number of rounds, and a condition
         while number < limit and bool(going):
             env.update(zip(names, [number, *state], strict=True))
             going, *state = self._run(body, env, prefix)

@@ -50,6 +50,7 @@ class Forest:
             ModelFileError: A tree has a cycle, or is deeper than the limit.
         """
         level, steps = np.unique(self.roots), 0
+        # all trees descend together: `level` has the nodes that any of them reaches
         while (self.modes[level] >= 0).any():
             inner = level[self.modes[level] >= 0]
             level = np.unique(np.concatenate([self.yes[inner], self.no[inner]]))
@@ -70,8 +71,9 @@ class Forest:
         }
         values = ops.constant(self.values)
         for _ in range(steps):
+            # a tree that ends earlier stays at its leaf, which is its own successor
             feature = ops.gather(tables["features"], at, 0)
-            value = ops.gather_nd(x, ops.unsqueeze(feature, 2), 1)
+            value = ops.gather_nd(x, ops.unsqueeze(feature, 2), 1)  # x[row, feature]
             holds = self._holds(value, ops.gather(values, at, 0), at, kinds)
             if self.missing.any() and x.dtype.is_float():
                 takes = ops.gather(ops.constant(self.missing), at, 0)
@@ -104,6 +106,7 @@ class Forest:
 
     def _is_member(self, value: TensorValue, at: TensorValue) -> TensorValue:
         width = max(len(members) for members in self.sets.values())
+        # NaN, which equals nothing, fills the rows of smaller sets
         table = np.full((len(self.modes), width), np.nan, self.values.dtype)
         for node, members in self.sets.items():
             table[node, : len(members)] = members

@@ -30,6 +30,7 @@ def scores_of(y: TensorValue, transform: str) -> TensorValue:
             return ops.softmax(y, 1)
         case "SOFTMAX_ZERO":
             powers = ops.exp(y - ops.max(y, axis=1))
+            # scores of exactly 0 stay 0
             powers = ops.where(ops.equal(y, 0.0), 0.0, powers)
             total = ops.sum(powers, 1)
             return powers / ops.where(ops.equal(total, 0.0), 1.0, total)
@@ -43,6 +44,7 @@ def _probit(y: TensorValue) -> TensorValue:
     """The inverse of the normal distribution, by Winitzki's inverse of the error function."""
     x = 2.0 * y - 1.0
     log = ops.log((1.0 - x) * (1.0 + x))
+    # 3.14159 and 0.147 as onnxruntime has them, so that results agree
     v = 2.0 / (3.14159 * 0.147) + 0.5 * log
     inverse = ops.sqrt(-v + ops.sqrt(v * v - log * (1.0 / 0.147)))
     return ops.where(x < 0.0, -inverse, inverse) * 1.4142135623730951
@@ -56,6 +58,7 @@ def label_classes(node: Node, choice: TensorValue, scores: TensorValue) -> Any:
             node.attr("classlabels_int64s") or node.attr("classlabels_ints"), np.int64
         )
         return ops.gather(ops.constant(numbers), choice, 0), scores
+    # the operands of the two nodes that replace this one, under names that the model lacks
     own = node.source
     prefix = f"{own.outputs[0]}/labels/"
     node.walker.values[prefix + "choice"] = Imported(choice)

@@ -38,11 +38,13 @@ def linear_classifier(node: Node, x: TensorValue) -> Any:
     bias = np.array(node.attr("intercepts") or [], np.float32)
     labels = node.attr("classlabels_strings") or node.attr("classlabels_ints")
     coefficients = np.array(node.attr("coefficients"), np.float32)
+    # without intercepts the number of rows follows from the coefficients
     rows = len(bias) or max(1, len(coefficients) // max(1, int(x.shape[1])))
     y = ops.matmul(x, ops.constant(np.ascontiguousarray(coefficients.reshape(rows, -1).T)))
     y = y + ops.constant(bias) if bias.size else y
     transform = node.attr("post_transform", "NONE")
     if rows == 1 and len(labels) == 2:
+        # one row of coefficients gives the score of the second class, whose sign decides
         choice = ops.cast(
             ops.reshape(y, [-1]) > (0.5 if transform == "LOGISTIC_" else 0.0), DType.int64
         )
@@ -61,7 +63,7 @@ def _kernel(node: Node, x: TensorValue, vectors: np.ndarray) -> TensorValue:
     gamma, coefficient, degree = ([*(node.attr("kernel_params") or []), 0.0, 0.0, 0.0])[:3]
     kind = node.attr("kernel_type", "LINEAR")
     if kind == "RBF":
-        rows = ops.unsqueeze(x, 1) - ops.constant(vectors[None])
+        rows = ops.unsqueeze(x, 1) - ops.constant(vectors[None])  # [rows, vectors, features]
         return ops.exp(ops.reshape(ops.sum(rows * rows, 2), [x.shape[0], len(vectors)]) * -gamma)
     product = ops.matmul(x, ops.constant(np.ascontiguousarray(vectors.T)))
     match kind:
@@ -88,5 +90,6 @@ def svm_regressor(node: Node, x: TensorValue) -> TensorValue:
         y = ops.matmul(x, ops.constant(coefficients.reshape(-1, 1)))
     y = y + float(rho[0])
     if node.attr("one_class", 0):
+        # 1 for members of the class, -1 for outliers
         y = ops.where(y > 0.0, 1.0, ops.broadcast_to(ops.constant(np.float32(-1)), y.shape))
     return scores_of(y, node.attr("post_transform", "NONE"))

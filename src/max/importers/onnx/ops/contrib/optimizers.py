@@ -15,6 +15,7 @@ def _groups(node: Node, count: int) -> tuple[TensorValue, TensorValue, list[list
     """Rate, step number, and `count` tensors for each optimized tensor."""
     tensors = [node.tensor(index) for index in range(2, len(node.operands))]
     each = len(tensors) // count
+    # all tensors come first, then all gradients, and so on
     return node.tensor(0), node.tensor(1), [tensors[index::each] for index in range(each)]
 
 
@@ -44,6 +45,7 @@ def momentum(node: Node) -> Any:
     results: list[tuple[TensorValue, ...]] = []
     for x, gradient, velocity in groups:
         gradient = gradient + x * node.attr("norm_coefficient", 0.0)
+        # the first step takes the gradient as it is
         factor = ops.where(step > 0, beta, 1.0)
         following = velocity * alpha + gradient * ops.cast(factor, x.dtype)
         change = gradient + following * alpha if nesterov else following
@@ -57,6 +59,7 @@ def adam(node: Node) -> Any:
     alpha, beta = node.attr("alpha", 0.9), node.attr("beta", 0.999)
     count = ops.cast(step, rate.dtype)
     first, second = 1.0 - ops.pow(alpha, count), 1.0 - ops.pow(beta, count)
+    # the averages begin at 0: both are divided by the sum of their weights so far
     adapted = ops.where(step > 0, rate * ops.sqrt(second) / first, rate)
     after = node.attr("norm_coefficient_post", 0.0)
     results: list[tuple[TensorValue, ...]] = []
