@@ -237,6 +237,7 @@ class Graph(StagedOps):
                         "(ops.buffer_load), or leave it out: the caller sees what is stored"
                     )
                 values.append(value)
+            # before `take_input`, which forgets the chain that callers pass
             has_effects = self._chains.has_advanced
             chain_input = self._chains.take_input()
             if chain_input is not None:
@@ -304,6 +305,7 @@ class Graph(StagedOps):
             loaded = mlir.subgraphs(saved.load_module(Path(path)))
             if name not in loaded:
                 raise ValueError(f"add_subgraph: {path} has no subgraph @{name}")
+            # it moves out of the module of the file
             op = loaded[name]
             op.detach()
             subgraph._adopt(op)
@@ -312,6 +314,7 @@ class Graph(StagedOps):
             subgraph._symbols.declare_inputs(inputs, is_entry=False)
         else:
             subgraph._build("mo.subgraph", list(input_types))
+            # the chain comes behind the inputs; `output` removes it where no op needs it
             chain = subgraph._block.insert_arg(mlir.ChainType.get(), subgraph._num_inputs)
             subgraph._chains.begin(chain)
         for device in devices:

@@ -177,6 +177,7 @@ def _registered_names(source: Path) -> Iterator[str]:
         for decorator in node.decorator_list:
             if not isinstance(decorator, ast.Call) or not decorator.args:
                 continue
+            # `max.kernel.register`, or the function by another path
             name = ast.unparse(decorator.func).rpartition(".")[2]
             first = decorator.args[0]
             if name == "register" and isinstance(first, ast.Constant):

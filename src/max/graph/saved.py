@@ -65,6 +65,7 @@ def save_module(module: mlir.ModuleOp, path: Path, weights: Mapping[str, Any] | 
         if arrays:
             write_safetensors(_beside(path, table), {k: _contiguous(v) for k, v in arrays.items()})
         else:
+            # of a graph that was saved here before
             _beside(path, table).unlink(missing_ok=True)
     text = f"// max graph {FORMAT_VERSION}\n{mlir.print_module(module)}\n"
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -116,6 +117,7 @@ def is_saved(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
+        # a byte is a character of latin-1, so any file is text
         return _HEADER.match(file.read(40).decode("latin-1")) is not None
 
 

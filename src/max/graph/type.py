@@ -386,6 +386,7 @@ class _OpaqueType(Type["mlir.OpaqueType"]):
         self.parameters = dict(parameters or {})
 
     def to_mlir(self) -> mlir.OpaqueType:
+        # in one order, so that equal types are equal attributes
         pairs = sorted((key, mlir.to_attr(value)) for key, value in self.parameters.items())
         return mlir.OpaqueType((self.name, tuple(pairs)))
 

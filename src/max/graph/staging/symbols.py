@@ -22,6 +22,7 @@ class Symbols:
 
     def __init__(self, graph: str, outer: Symbols | None = None) -> None:
         self._graph = graph
+        # a copy: what a branch binds is unknown outside of it
         self._names: set[str] = set() if outer is None else set(outer._names)
         self._num_new = 0
         self._is_entry = False
@@ -46,6 +47,7 @@ class Symbols:
             for dim in shape:
                 self._names.update(dim.symbols)
                 missing = [name for name in dim.symbols if name not in plain]
+                # a run reads sizes off the inputs: it cannot solve an expression for its symbols
                 if missing and is_entry:
                     raise ValueError(
                         f"Graph {self._graph}: the input dimension {dim} depends on {missing[0]}, "

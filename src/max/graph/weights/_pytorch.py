@@ -43,6 +43,7 @@ def _shards(index: Path) -> list[Path]:
     named = cast("dict[str, Any]", weight_map) if isinstance(weight_map, dict) else {}
     files: set[str] = set()
     for name in named.values():
+        # an index, often from elsewhere, must not lead out of its folder
         if (
             not isinstance(name, str)
             or Path(name).name != name

@@ -101,6 +101,7 @@ def buffer_store_slice(
         raise ValueError(
             f"buffer_store_slice: the source is {value!r}, the part has shape {mlir.dims_text(sizes)}"
         ) from error
+    # the op takes all axes, also those that integers select
     value = reshape(value, [Dim.from_mlir(dim) for dim in sizes])
     graph = _graph.Graph.current
     if static:

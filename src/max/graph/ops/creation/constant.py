@@ -47,6 +47,7 @@ def constant(
     array = to_array(value, dtype)
     where = DeviceRef.CPU() if device is None else DeviceRef.from_device(device)
     if array.size <= mlir.INLINE_LIMIT:
+        # the op holds the array itself: later changes of the caller's must not change it
         array = array.copy()
     element = DType.from_numpy(array.dtype)
     on_cpu = mlir.TensorType.get(element, array.shape)

@@ -46,7 +46,7 @@ def _attrs(
         "kernel": pair(op, "kernel_size", kernel_size, 1),
         "stride": pair(op, "stride", stride, 1),
         "dilation": pair(op, "dilation", dilation, 1),
-        "padding": (rows, rows, columns, columns),
+        "padding": (rows, rows, columns, columns),  # top, bottom, left, right
         "ceil_mode": bool(ceil_mode),
     }
 

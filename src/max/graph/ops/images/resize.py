@@ -94,7 +94,7 @@ def fold(
         "kernel": kernel,
         "stride": pair("fold", "stride", stride, 1),
         "dilation": pair("fold", "dilation", dilation, 1),
-        "padding": (rows, rows, columns, columns),
+        "padding": (rows, rows, columns, columns),  # top, bottom, left, right
     }
     result = mlir.TensorType.get(
         x.dtype,

@@ -39,6 +39,7 @@ def nonzero(x: TensorValueLike, out_dim: DimLike) -> TensorValue:
 
 def _places(mask: TensorValue, out_dim: DimLike) -> TensorValue:
     flat = cast_to(flatten(mask) if mask.rank > 1 else mask, DType.int64)
+    # the host allocates the result, so it reads the number of its rows
     count = reshape(sum(flat, 0), []).to(DeviceRef.CPU())
     shape = (Dim(out_dim).expr, DimExpr.constant(mask.rank))
     result = mlir.TensorType.get(DType.int64, shape, mask.mlir_type.device)

@@ -76,7 +76,7 @@ def _result_in_layout(
             )
         y = y + cast_to(added, y.dtype)
     if ConvInputLayout(input_layout) is ConvInputLayout.NCHW:
-        y = permute(y, [0, y.rank - 1, *range(1, y.rank - 1)])
+        y = permute(y, [0, y.rank - 1, *range(1, y.rank - 1)])  # channels second
     return y
 
 

@@ -82,6 +82,7 @@ def irfft(
         "axis": index,
         "normalization": Normalization(normalization).value,
     }
+    # a real spectrum has imaginary parts of 0
     if not input_is_complex:
         x = stack([x, broadcast_to(constant(0, x.dtype, x.device), x.shape)], -1)
     return stage("irfft", (x, roots), attrs)

@@ -32,7 +32,7 @@ def matmul(lhs: TensorValueLike, rhs: TensorValueLike) -> TensorValue:
     x_type, y_type = x.mlir_type, y.mlir_type
     if not x_type.rank or not y_type.rank:
         raise ValueError(f"matmul: {x_type.short} @ {y_type.short}: an operand has rank 0")
-    if x_type.shape[-1] != y_type.shape[max(y_type.rank - 2, 0)]:
+    if x_type.shape[-1] != y_type.shape[max(y_type.rank - 2, 0)]:  # of a vector its only axis
         raise ValueError(
             f"matmul: {x_type.short} @ {y_type.short}: the last dimension of the left operand, "
             f"{x_type.shape[-1]}, must equal the right one's "

@@ -23,6 +23,7 @@ def broadcast_shapes(op: str, shapes: Sequence[tuple[DimExpr, ...]]) -> tuple[Di
         return first
     rank = max(len(shape) for shape in shapes)
     result: list[DimExpr] = []
+    # shapes are aligned at their last axes
     for axis in range(-rank, 0):
         size = DimExpr.constant(1)
         for shape in shapes:
