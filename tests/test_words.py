@@ -163,3 +163,49 @@ def test_documented_arguments_exist() -> None:
 )
 def test_finds_documented_arguments_that_do_not_exist(source: str, expected: list[str]) -> None:
     assert [name for _, _, name in undocumentable(ast.parse(source))] == expected
+
+
+def unread_names(source: str) -> Iterator[tuple[int, str]]:
+    """The private names of a module that nothing in it reads; decorators register the definitions that they are on."""
+    names: list[tuple[int, str]] = []
+    for node in ast.parse(source).body:
+        match node:
+            case ast.FunctionDef(decorator_list=[]) | ast.ClassDef(decorator_list=[]):
+                names.append((node.lineno, node.name))
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.append((node.lineno, name))
+            case _:
+                pass
+    counts = Counter(re.findall(r"\w+", source))
+    for line, name in names:
+        if name.startswith("_") and not name.startswith("__") and counts[name] == 1:
+            yield line, name
+
+
+def test_private_names_are_read() -> None:
+    found = [
+        (f"{file.relative_to(SRC)}:{line}", name)
+        for file in sorted(SRC.rglob("*.py"))
+        for line, name in unread_names(file.read_text())
+    ]
+    tests = "".join(file.read_text() for file in Path(__file__).parent.rglob("*.py"))
+    sources = "".join(file.read_text() for file in SRC.rglob("*.py"))
+    imported = set(
+        re.findall(r"\w+", "".join(re.findall(r"import [^\n(]*|import \([^)]*", tests + sources)))
+    )
+    assert not [f"{place} {name}" for place, name in found if name not in imported]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("_MOST = 3\n", ["_MOST"]),
+        ("_MOST = 3\nprint(_MOST)\n", []),
+        ("MOST = 3\n", []),
+        ("def _f():\n    pass\n", ["_f"]),
+        ("@register\ndef _f():\n    pass\n", []),
+        ("_A, _B = range(2)\n", []),
+    ],
+)
+def test_unread_names_are_found(source: str, expected: list[str]) -> None:
+    assert [name for _, name in unread_names(source)] == expected

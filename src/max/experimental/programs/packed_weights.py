@@ -56,8 +56,6 @@ _PRODUCTS = frozenset({"matmul", "conv2d", "conv3d", "conv2d_transpose"})
 _LAYOUTS = frozenset({"transpose", "permute", "reshape", "cast"})
 """Ops through which a weight is traced to a product."""
 
-_packed_programs = 0
-
 Extra = np.ndarray[Any, np.dtype[Any]]
 """An input after the tensors: of a size or a number with a symbol."""
 

@@ -273,7 +273,7 @@ class GraphReader:
         if all(_is_ready(node, ready) for node in nodes):
             return nodes
         uses = [{maker[name] for name in node.names_read if name in maker} for node in nodes]
-        for index, node in enumerate(nodes):
+        for node in nodes:
             unknown = sorted(
                 name for name in node.names_read if name not in maker and name not in known
             )
@@ -281,7 +281,6 @@ class GraphReader:
                 raise ModelFileError(
                     f"{self._file}: node {node.number} ({node.op}) uses {unknown[0]!r}, which nothing defines"
                 )
-            uses[index].discard(-1)
         users: list[list[int]] = [[] for _ in nodes]
         for index, makers in enumerate(uses):
             for other in makers:

@@ -34,7 +34,6 @@ _MOST_DEPTH = 200
 
 # two leading underscores would reach attributes of Python's objects
 _TARGET = re.compile(r"torch\.ops\.([A-Za-z]\w*)\.(?!__)\w+(\.(?!__)\w+)?")
-_SIZE_FUNCTION = re.compile(r"(_operator|math|torch)\.(?!__)(sym_\w+|_sym_\w+|[a-z]\w*)")
 _FUNCTIONS_OF_TORCH = re.compile(r"torch\.(sym_\w+|_sym_\w+)")
 _OPERATORS = {
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "and_",

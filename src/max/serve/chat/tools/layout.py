@@ -95,9 +95,6 @@ class CallLayout:
         return tuple(dict.fromkeys(marks))
 
 
-_FIELDS = frozenset((NAME, IDENTIFIER, NUMBER, KEY))
-
-
 def words(text: str) -> list[str]:
     """A text as marks, words, white space and single characters."""
     return _WORD.findall(text)

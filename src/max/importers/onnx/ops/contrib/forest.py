@@ -94,8 +94,6 @@ class Forest:
             5: lambda: ops.not_equal(value, limit),
             MEMBER: lambda: self._is_member(value, at),
         }
-        if not kinds:
-            return ops.equal(value, limit)
         first, *others = sorted(kinds)
         holds = tests[first]()
         mode = ops.gather(ops.constant(self.modes.astype(np.int8)), at, 0) if others else None

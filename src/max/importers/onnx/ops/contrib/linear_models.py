@@ -45,9 +45,7 @@ def linear_classifier(node: Node, x: TensorValue) -> Any:
     transform = node.attr("post_transform", "NONE")
     if rows == 1 and len(labels) == 2:
         # one row of coefficients gives the score of the second class, whose sign decides
-        choice = ops.cast(
-            ops.reshape(y, [-1]) > (0.5 if transform == "LOGISTIC_" else 0.0), DType.int64
-        )
+        choice = ops.cast(ops.reshape(y, [-1]) > 0.0, DType.int64)
         scores = ops.concat([-y, y], 1)
         if transform == "LOGISTIC":
             scores = ops.sigmoid(scores)
