@@ -103,6 +103,7 @@ def full(
 ) -> Tensor:
     """A tensor with one value everywhere; its dtype follows the value's kind."""
     if dtype is None:
+        # a float has the default dtype; a bool is an int, too
         kinds = {builtins.bool: DType.bool, int: DType.int64}
         dtype = kinds.get(type(fill_value))
     return Tensor.full(
@@ -236,6 +237,7 @@ def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
         F.broadcast_to(a.reshape([-1 if j == i else 1 for j in range(rank)]), sizes)
         for i, a in enumerate(arrays)
     ]
+    # "xy" has the first coordinate along the columns
     return [g.transpose(0, 1) for g in grids] if indexing == "xy" and rank > 1 else grids
 
 

@@ -103,6 +103,7 @@ def can_cast(from_: DType | Tensor, to: DType, /) -> builtins.bool:
     dtype = from_.dtype if isinstance(from_, Tensor) else from_
     if dtype == to:
         return True
+    # NumPy casts bools to numbers, the standard does not
     if (dtype == DType.bool) != (to == DType.bool) or (dtype in _FLOATING and to not in _FLOATING):
         return False
     return np.can_cast(dtype.to_numpy(), to.to_numpy())

@@ -121,6 +121,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 def det(x: Tensor, /) -> Tensor:
     """The determinants."""
     factors, _, signs = factorizations.lu(_matrices("det", x, square=True))
+    # the lower factor has ones on its diagonal
     return _like(x, prod(diagonal(factors), axis=-1) * signs)
 
 
@@ -211,6 +212,7 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
     if n < 0:
         x, n = inv(x), -n
     result = F.broadcast_to(eye(shape_of(x)[-1], dtype=x.dtype), list(x.shape)) if not n else None
+    # squares of x for the bits of n, the lowest first
     while n:
         if n & 1:
             result = x if result is None else result @ x
@@ -320,6 +322,7 @@ def svd(x: Tensor, /, *, full_matrices: builtins.bool = True) -> SVDResult:
         ValueError: At the run: a matrix has elements that are not finite.
     """
     rows, columns = shape_of(x)[-2:] if x.rank > 1 else (0, 0)
+    # of the transposed matrices, left and right vectors change places
     if rows < columns:
         left, values, right = svd(x.mT, full_matrices=full_matrices)
         return SVDResult(right.mT, values, left.mT)

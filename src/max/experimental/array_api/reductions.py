@@ -109,6 +109,7 @@ def prod(
         while size > 1:
             half = size // 2
             product = flat[..., :half] * flat[..., half : 2 * half]
+            # an odd last element waits for the next round
             flat = product if size % 2 == 0 else F.concat([product, flat[..., -1:]], axis=-1)
             size = half + size % 2
         return flat

@@ -48,6 +48,7 @@ def unique_all(x: Tensor, /) -> _All:
     start = Tensor.constant([True], dtype=DType.bool)
     starts = F.concat([start, F.not_equal(ordered[1:], ordered[:-1])]) if size > 1 else start
     (firsts,) = nonzero(starts)
+    # a run of equal elements ends where the next one starts
     ends = F.concat([firsts, Tensor.constant([size], dtype=DType.int64)])
     numbers = F.cumsum(starts.cast(DType.int64), 0) - 1
     # the place of each element in the order is the inverse permutation

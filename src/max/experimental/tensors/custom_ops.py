@@ -140,6 +140,7 @@ def inplace_custom(
         types = None if out_types is None else list(out_types)
         return apply(ops.inplace_custom, (name, device, operands, types, parameters), {})
     kernel = registry.kernel_of_op(name)
+    # the results come first in the kernel's signature
     roles = specialize.tensor_roles(kernel)[len(out_types or ()) :]
     written: list[Cell] = []
     for index, (value, role) in enumerate(zip(values, roles, strict=False)):
@@ -179,6 +180,7 @@ def _run(call: _Call, written_cells: Sequence[Cell]) -> list[driver.Tensor]:
         relocate(error, lambda _: place)
         raise
     finally:
+        # after an error too: the kernel may have written some elements
         for cell in written_cells:
             cell.drop_copies()
     return cast("list[driver.Tensor]", results)
@@ -344,6 +346,7 @@ def _model(call: _Call) -> Model:
         except (ValueError, TypeError, IndexError):
             # the op cannot be staged with these symbols
             structure.failures += 1
+    # the symbols may have conditions that these sizes do not meet
     if program is None or not program.fits(details):
         program = _compile_call(call, Pattern(details))
     structure.programs = [program, *structure.programs[: _PROGRAMS - 1]]

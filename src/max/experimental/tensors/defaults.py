@@ -62,6 +62,7 @@ def default_device(device: Device | OnDevice) -> contextlib.AbstractContextManag
     Raises:
         ShardingError: The mesh has several devices.
     """
+    # raises an error for several devices
     device_of(device)
     return contextvar_context(DEFAULT_DEVICE, device)
 

@@ -117,6 +117,7 @@ def _wrap_user_function(
             try:
                 with ensure_context():
                     result = op(*args, **kwargs)
+                    # an iterator would run outside of the context
                     return list(cast("Any", result)) if isinstance(result, Iterator) else result
             except GraphNeeded:
                 pass
