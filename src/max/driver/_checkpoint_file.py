@@ -45,7 +45,7 @@ def checkpoint_bytes(label: str, array: npt.NDArray[Any]) -> bytes:
     """
     name = label.encode()
     dtype = DType.from_numpy(array.dtype)
-    size = 4 + len(name) + 2 + 4 * array.ndim + 8
+    size = 4 + len(name) + 2 + 4 * array.ndim + 8  # label, dtype and rank, sizes, offset
     head = _HEAD.pack(_MAGIC, *_VERSION, size) + struct.pack("<I", len(name)) + name
     shape = struct.pack(f"<BB{array.ndim}I", dtype.value, array.ndim, *array.shape)
     return head + shape + struct.pack("<Q", _HEAD.size + size) + array.tobytes()
@@ -77,6 +77,7 @@ def load_max_buffer(path: os.PathLike[str] | str) -> Tensor:
         if (major, minor) != _VERSION:
             raise ValueError(f"load_max_buffer: {file} has version {major}.{minor}, expected 0.1")
         try:
+            # a damaged size must not ask for more memory than the file has bytes
             dtype, shape, offset = _parse_header(stream.read(min(size, present)))
         except (struct.error, ValueError) as error:
             raise ValueError(f"load_max_buffer: {file} is damaged: {error}") from error

@@ -164,6 +164,7 @@ class CPU(Device):
         if id < -1:
             raise ValueError(f"CPU: id {id} is not a device; expected -1, 0, 1, …")
         key = max(id, 0)
+        # most calls find the device, without the lock
         device = cls._instances.get(key)
         if device is not None:
             return device
@@ -315,6 +316,7 @@ def _all_providers() -> list[AcceleratorProvider]:
     """The kinds of accelerators, those of the package first."""
     while _named_providers:
         module, _, name = _named_providers.pop().partition(":")
+        # from the last to the first, each in front: in the order of the list
         _providers.insert(0, getattr(import_module(module), name))
     return _providers
 

@@ -34,6 +34,7 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         return True
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        # the stride of a single element is never used
         if size != 1:
             if stride != step:
                 return False

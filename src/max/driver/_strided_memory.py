@@ -128,6 +128,7 @@ class StridedMemory:
             read_only: Whether the first write copies the memory (`SharedMemory`).
         """
         self = cls.__new__(cls)
+        # None lets others see at once that memory is contiguous
         if strides is not None and is_contiguous(shape, strides):
             strides = None
         self._ptr, self._dtype, self._shape, self._strides = ptr, dtype, shape, strides

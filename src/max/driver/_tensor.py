@@ -107,6 +107,7 @@ class Tensor(ElementAccess):
         usage: Usage | None = None,
     ) -> None:
         if isinstance(dtype, np.ndarray) and (shape is None or isinstance(shape, Device)):
+            # an array stands for dtype and shape
             dtype, shape, device = None, dtype, shape if shape is not None else device
         if device is not None and stream is not None:
             raise TypeError("Tensor: expected a device or a stream, got both")
@@ -413,6 +414,7 @@ class Tensor(ElementAccess):
             return self.copy(stream)
         if stream is self._stream or isinstance(target, Device):
             return self
+        # streams of a device share its memory
         on_stream = self._derive(self._dtype, self._shape, self._strides)
         on_stream._stream = stream
         return on_stream

@@ -87,6 +87,7 @@ class Compiled:
             for tensor, role in zip(tensors[count:], self.roles[count:], strict=True)
         ]
         outputs = tensors[:count]
+        # what the graph cannot write in place gets an empty tensor, and a result of its own
         memory = [
             view_of(out if out.is_contiguous() and not out.is_neg() else torch.empty(0))
             for out in outputs
@@ -108,6 +109,7 @@ class Compiled:
                     f"{self.name}: result {index} is {value.dtype} {list(value.shape)}, and the tensor "
                     f"that is to take it is {out.dtype} {list(out.shape)}"
                 )
+            # torch forbids writes to a leaf that needs a gradient
             (out.detach() if out.requires_grad else out).copy_(value)
         for index in self.in_place:
             torch.autograd.graph.increment_version(tensors[index])

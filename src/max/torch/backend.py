@@ -89,6 +89,7 @@ def _compile_module(
     for name, child in list(fused.named_children()):
         if name.startswith("fused_"):
             (node,) = [n for n in fused.graph.nodes if n.op == "call_module" and n.target == name]
+            # the child's operands that are parameters or buffers of the whole graph
             of_child = [i for i, argument in enumerate(node.args) if argument in static]
             delattr(fused, name)
             setattr(fused, name, _Module(explanation.compiled(child, of_child)))  # pyright: ignore[reportArgumentType]
@@ -155,6 +156,7 @@ def max_backend(
         _warn_of_gradients()
         explanation.left.append(("graph", "", "gradients are needed"))
         return module.forward
+    # the table has functions for the ops that these decompositions leave
     compile_ = partial(_compile_module, explanation=explanation)
     with torch.no_grad():
         return aot_autograd(fw_compiler=compile_, decompositions=core_aten_decompositions())(
@@ -177,6 +179,7 @@ def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation
         broken = torch._dynamo.explain(model)(*args, **kwargs)  # pyright: ignore[reportPrivateImportUsage]
         found.breaks = [str(reason.reason).splitlines()[0] for reason in broken.break_reasons]
         torch._dynamo.reset()  # pyright: ignore[reportPrivateImportUsage]
+        # compiled once more, now by this backend
         torch.compile(model, backend=partial(max_backend, explanation=found))(*args, **kwargs)
     return found
 

@@ -85,6 +85,7 @@ class CausalLM:
         prompt = list(range(1, min(self.max_length, 5)))
         expected = model(torch.tensor([prompt]), use_cache=False).logits[:, -1].to(torch.float32)
         expected = array_of("logits", expected)
+        # the last token alone, as it must find the others in the cache
         self.forward(prompt[:-1])
         found = self.forward(prompt[-1:]).to_numpy()
         scale = np.abs(expected).max(initial=1e-6)
@@ -179,6 +180,7 @@ class _Step(torch.nn.Module):
                 f"{_first_line(error)}{_place(error)}"
             ) from error
         self._places = list(_tensors(self._cache))
+        # the call above has written its tokens
         self.empty = [_get(container, name).zero_() for container, name in self._places]
         """The tensors of the cache without tokens."""
         if is_empty:
@@ -260,6 +262,7 @@ def _export_step(
         has_mask: Whether the model gets a mask; None: where it does not work without.
     """
     takes_mask = "attention_mask" in inspect.signature(model.forward).parameters
+    # without a mask first
     ways = [False, *[True] * takes_mask] if has_mask is None else [has_mask]
     failures: list[ImportFailure] = []
     for mask in ways:

@@ -108,6 +108,7 @@ class _Form:
         }
         bound = _Bound(session().init(self.compiled, weights_registry=registry), states)
         if key not in self.models:
+            # the model goes with any of its tensors, which must not keep the graph alive
             forget = weakref.WeakMethod(self._forget)
             for tensor in given:
                 weakref.finalize(tensor, _call, forget, key).atexit = False
@@ -179,6 +180,7 @@ class CompiledGraph:
         (results,) = graph.find_nodes(op="output")[0].args
         single = isinstance(results, torch.fx.Node)
         listed: list[Any] = [results] if single else list(results)
+        # other outputs are None or numbers, and stay as they are
         kept = [i for i, value in enumerate(listed) if isinstance(value, torch.fx.Node)]
         sizes = [not hasattr(listed[i].meta.get("val"), "shape") for i in kept]
         self._kept = None if single else kept
@@ -220,6 +222,7 @@ class CompiledGraph:
             i for i in changed
             if self._changes[i] > _FEW_CHANGES and self._calls < _CALLS_PER_CHANGE * self._changes[i]
         }  # fmt: skip
+        # an input costs less than a weight that is prepared again and again
         if often:
             self._static -= often
             form = _Form(self._module, self._kept, self._static)

@@ -112,6 +112,7 @@ def _export_program(program: ScriptProgram, arguments: Sequence[Any], size: int)
                 continue
             key = length or f"size_{len(named)}"
             dims[axis] = named.setdefault(key, torch.export.Dim(_identifier(key)))
+            # different names have different sizes, so that torch does not take them for one
             shape.append(size + 2 * list(named).index(key))
         dtype = max_dtype_to_torch(argument.dtype or DType.float32)
         args.append(torch.zeros(shape, dtype=dtype))
