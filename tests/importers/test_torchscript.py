@@ -170,6 +170,29 @@ def test_a_module_keeps_its_state(tmp_path):
     assert [list(r.shape) for r in result] == [[2, 3], [], [2, 3]]
 
 
+class Numbers(torch.nn.Module):
+    """Numbers of each kind, whose types decide what the result is."""
+
+    def forward(self, x, factor: float, count: int, flags: list[bool], shift: float | None = None):
+        y = x * factor if flags[0] else x * count
+        return y if shift is None else y + shift
+
+
+def test_numbers_have_the_declared_types():
+    script = torch.jit.script(Numbers())
+    module = max.torch.ScriptedModule(script)
+    x = torch.tensor([3, -2])
+    for arguments in [
+        (2, 1, [True]), (2.5, 1, [1]), (0.0, 1, [True]), (-0.0, 1, [True]), (2, True, [False]), (2.0, 3, [0], 1),
+        (2.0, 3, [False], 1.5),
+    ]:  # fmt: skip
+        expected = script(x, *arguments)
+        found = module(x, *arguments)
+        assert found.dtype is expected.dtype
+        assert found.tolist() == expected.tolist()
+        assert torch.equal(torch.signbit(found), torch.signbit(expected))
+
+
 def test_data_that_decides_is_an_error():
     @torch.jit.script
     def choose(x):

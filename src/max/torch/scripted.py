@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree
@@ -27,6 +28,7 @@ Source = str | os.PathLike[str] | torch.jit.ScriptModule
 
 _SIZES = (8, 32, 64, 224, 512, 1600, 16000)
 """What dynamic sizes are while a module is traced: the first that the module takes."""
+_INTEGERS: dict[str, type[int]] = {"int": int, "bool": bool}
 
 
 def _module(source: Source) -> torch.jit.ScriptModule:
@@ -82,7 +84,7 @@ def from_script(
 
 
 def _complete(program: ScriptProgram, inputs: Sequence[Any]) -> list[Any]:
-    """The arguments with defaults."""
+    """The arguments with defaults, and numbers of the declared types."""
     given = list(inputs)
     names = [f"{name}: {type_}" for name, type_ in program.parameters_]
     missing = program.defaults[len(given) :]
@@ -90,7 +92,21 @@ def _complete(program: ScriptProgram, inputs: Sequence[Any]) -> list[Any]:
         raise ImportFailure(
             f"got {len(given)} inputs, and the module takes ({', '.join(names)}); give a TorchInputSpec for each"
         )
-    return [*given, *missing]
+    types = [type_ for _, type_ in program.parameters_]
+    return [_as_declared(x, type_) for x, type_ in zip([*given, *missing], types, strict=True)]
+
+
+def _as_declared(value: Any, type_: str) -> Any:
+    """A number as torch passes it to a parameter of a type, a list with its items so; else the value itself."""
+    inner = re.fullmatch(r"(?:Optional|List)\[(.*)\]", type_)
+    if inner is not None:
+        if isinstance(value, list):
+            return [_as_declared(item, inner[1]) for item in cast("list[Any]", value)]
+        return _as_declared(value, inner[1])
+    if type_ == "float" and isinstance(value, int):
+        return float(value)
+    # a bool is an int, too
+    return _INTEGERS[type_](value) if type_ in _INTEGERS and isinstance(value, int) else value
 
 
 def _export_program(program: ScriptProgram, arguments: Sequence[Any], size: int) -> Any:
@@ -130,6 +146,14 @@ def _export_program(program: ScriptProgram, arguments: Sequence[Any], size: int)
 def _identifier(name: str) -> str:
     safe = "".join(c if c.isalnum() else "_" for c in name)
     return safe if safe.isidentifier() else f"size_{safe}"
+
+
+def _form_of(leaf: Any) -> tuple[Any, ...]:
+    """What of an argument or a state a graph depends on."""
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.dtype
+    # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+    return type(leaf), leaf.hex() if isinstance(leaf, float) else leaf
 
 
 class ScriptedModule:
@@ -176,9 +200,7 @@ class ScriptedModule:
         with self._lock, torch.no_grad():
             state = self._program.initial()
             leaves = _pytree.tree_leaves((tuple(given), tuple(state.values())))
-            key = tuple(
-                (tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves
-            )
+            key = tuple([_form_of(leaf) for leaf in leaves])
             if key not in self._graphs:
                 if len(self._graphs) >= self._MOST_GRAPHS:
                     del self._graphs[next(iter(self._graphs))]
