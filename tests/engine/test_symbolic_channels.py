@@ -1,4 +1,4 @@
-"""Convolutions and folds with symbolic channels: equal to those of static channels, or an error."""
+"""Convolutions, pools and folds of symbolic channels and sizes: equal to those of static ones, or an error."""
 
 from __future__ import annotations
 
@@ -53,6 +53,36 @@ CASES = {
         ((1, 4, 5, 3), (3, 2, 5, 3)),
         ((1, 4, 5, 4), (3, 2, 5, 3)),
     ),
+    "larger window": (
+        lambda x, w: ops.conv2d(x, w, stride=(2, 2)),
+        ((1, "h", 5, 2), (3, 3, 2, 4)),
+        ((1, 3, 5, 2), (3, 3, 2, 4)),
+        ((1, 2, 5, 2), (3, 3, 2, 4)),
+    ),
+    "larger volume": (
+        lambda x, w: ops.conv3d(x, w, padding=(0, 1, 0, 0, 0, 0)),
+        (("b", "d", 3, "w", 1), (3, 3, 3, 1, 2)),
+        ((2, 2, 3, 3, 1), (3, 3, 3, 1, 2)),
+        ((2, 2, 3, 2, 1), (3, 3, 3, 1, 2)),
+    ),
+    "larger pool": (
+        lambda x: ops.avg_pool2d(x, (3, 3), stride=3, padding=(0, 1)),
+        ((1, "h", "w", 2),),
+        ((1, 3, 1, 2),),
+        ((1, 2, 1, 2),),
+    ),
+    "larger pool of maxima": (
+        lambda x: ops.max_pool2d(x, (2, 3), ceil_mode=True),
+        ((1, "h", "w", 2),),
+        ((1, 2, 3, 2),),
+        ((1, 2, 2, 2),),
+    ),
+    "larger block": (
+        lambda x, like: ops.fold(x, (like.shape[0], 4), (3, 2), padding=(1, 0)),
+        (("b", 12, "l"), ("h",)),
+        ((2, 12, 6), (2,)),
+        ((2, 12, 0), (0,)),
+    ),
     "fold": (
         lambda x: ops.fold(x, (4, 4), (2, 2)),
         (("b", "c", "l"),),
@@ -74,7 +104,7 @@ def test_channels_of_a_run(
     np.testing.assert_allclose(model.execute(*arrays)[0].to_numpy(), expected, 1e-4, 1e-4)
     np.testing.assert_allclose(_interpreter.run(graph, arrays)[0], expected, 1e-5, 1e-5)
     arrays = [np.ones(shape, np.float32) for shape in wrong]
-    with pytest.raises((ValueError, RuntimeError), match="conv|fold"):
+    with pytest.raises((ValueError, RuntimeError), match="conv|fold|pool"):
         model.execute(*arrays)
     with pytest.raises((ValueError, RuntimeError)):
         _interpreter.run(graph, arrays)

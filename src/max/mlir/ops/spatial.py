@@ -13,7 +13,7 @@ from operator import mul
 from max.dtype import DType
 from max.mlir.conditions import Condition
 from max.mlir.dims import DimExpr
-from max.mlir.operation import Attrs, Infer, OpSpec, Types, define, same_device, tensor
+from max.mlir.operation import Attrs, Conditions, Infer, OpSpec, Types, define, same_device, tensor
 from max.mlir.types import TensorType
 
 
@@ -49,6 +49,18 @@ def _window_size(
     return room // stride + 1
 
 
+def _window_conditions(x: TensorType, y: TensorType, op: str) -> list[Condition]:
+    """Conditions that each spatial axis of images has a window, where only a run knows the sizes."""
+    return [
+        Condition.at_least(
+            y.shape[axis],
+            1,
+            f"{op}: the window is larger than axis {axis} of {x.short} with its padding",
+        )
+        for axis in range(1, x.rank - 1)
+    ]
+
+
 def _operands(op: str, types: Types, ranks: Sequence[int]) -> tuple[TensorType, TensorType]:
     """The input and the filter, checked for one of the ranks, one dtype of numbers and one device."""
     x, weight = tensor(op, types, 0), tensor(op, types, 1)
@@ -78,7 +90,7 @@ def _infer_conv(types: Types, attrs: Attrs) -> Types:
     groups: int = attrs["groups"]
     if groups < 1:
         raise ValueError(f"conv: groups is {groups}, expected 1 or more")
-    channels, features = weight.shape[-2:]
+    channels, features = weight.shape[-2:]  # of one group, of all groups
     if _differ(channels * groups, x.shape[-1]):
         raise ValueError(
             f"conv: the input {x.short} has {x.shape[-1]} channels; the filter {weight.short} takes "
@@ -101,16 +113,17 @@ def _infer_conv(types: Types, attrs: Attrs) -> Types:
 
 
 def _conv_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Condition]:
-    """Conditions that input and filter have the same channels, and that groups divide the features."""
+    """Conditions that windows fit, that input and filter have the same channels, that groups divide the features."""
     x, weight = tensor("conv", operands, 0), tensor("conv", operands, 1)
     groups: int = attrs["groups"]
     channels, features = weight.shape[-2:]
     conditions = [
+        *_window_conditions(x, tensor("conv", results, 0), "conv"),
         Condition.equal(
             x.shape[-1],
             channels * groups,
             f"conv: the channels of {x.short} are not those of {groups} groups of {weight.short}",
-        )
+        ),
     ]
     if groups > 1:
         message = f"conv: the features of {weight.short} are not a multiple of groups, {groups}"
@@ -120,7 +133,7 @@ def _conv_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Cond
 
 def _conv_flops(operands: Types, results: Types) -> DimExpr:
     """A multiplication and an addition for each element of the result and each one of its window."""
-    window = tensor("conv", operands, 1).shape[:-1]
+    window = tensor("conv", operands, 1).shape[:-1]  # taps, channels of a group
     return reduce(mul, window, tensor("conv", results, 0).num_elements * 2)
 
 
@@ -237,6 +250,7 @@ def _pool(op: str) -> Infer:
             taps, dilation, stride = (int(attrs[n][i]) for n in ("kernel", "dilation", "stride"))
             before, after = attrs["padding"][2 * i : 2 * i + 2]
             reach = dilation * (taps - 1) + 1
+            # so that each window has an element of the image
             if 2 * max(before, after) > reach:
                 raise ValueError(
                     f"{op}: the padding {[before, after]} of axis {1 + i} is more than half of the "
@@ -256,6 +270,12 @@ def _pool(op: str) -> Infer:
     return infer
 
 
+def _pool_conditions(op: str) -> Conditions:
+    return lambda operands, results, attrs: _window_conditions(
+        tensor(op, operands, 0), tensor(op, results, 0), op
+    )
+
+
 _POOL = {"kernel": tuple, **_WINDOW, "ceil_mode": bool}
 
 define(
@@ -265,6 +285,7 @@ define(
         1,
         attributes=_POOL,
         infer=_pool("max_pool"),
+        conditions=_pool_conditions("max_pool"),
         takes="x `[N, H, W, C]`",
         doc="`kernel`, `stride`, `dilation`, `padding`, `ceil_mode`; `count_boundary`",
     )
@@ -276,6 +297,7 @@ define(
         1,
         attributes={**_POOL, "count_boundary": bool},
         infer=_pool("avg_pool"),
+        conditions=_pool_conditions("avg_pool"),
         takes="x `[N, H, W, C]`",
         doc="means of windows, by size `kernel`; those that reach into the padding count it if `count_boundary`",
     )
@@ -365,7 +387,7 @@ def _fold_conditions(operands: Types, results: Types, attrs: Attrs) -> list[Cond
     windows = _fold_windows(y, attrs)
     fits = [
         Condition.at_least(
-            count, 0, f"fold: the window does not fit into axis {2 + i} of {y.short}"
+            count, 1, f"fold: the window does not fit into axis {2 + i} of {y.short}"
         )
         for i, count in enumerate(windows)
     ]
