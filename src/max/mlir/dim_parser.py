@@ -64,6 +64,7 @@ def _parse_product(source: TokenSource) -> DimExpr:
 
 def _parse_factor(source: TokenSource) -> DimExpr:
     """Parses an integer, a symbol, an expression in brackets, or the negative of one of them."""
+    # binds to the factor: -a * b is (-a) * b
     if source.accept("-"):
         return -_parse_factor(source)
     if source.accept("("):

@@ -149,6 +149,7 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
     kernels: dict[tuple[str, str], KernelTime] = {}
     for program, before in parts:
         ticks, runs, nanoseconds = program.reading()
+        # the counters run on: only what came since the reading is of the block
         if before is not None:
             ticks = ticks - before[0]
             runs = {key: count - before[1].get(key, 0) for key, count in runs.items()}
@@ -163,6 +164,7 @@ def _fill(profile: Profile, parts: Iterable[tuple[LinkedProgram, _Reading | None
         for launch, row, size, flops in zip(
             program.code.launches, ticks.tolist(), moved, operations, strict=True
         ):
+            # jumps of loops and branches run no kernel
             if launch.jump:
                 continue
             name = _NUMBERED.sub("*", launch.name) + program.scope_of(launch)
@@ -214,6 +216,7 @@ def _trace(programs: Iterable[LinkedProgram]) -> list[dict[str, Any]]:
             arrived, began, ended = (
                 event[field] for field in (Event.ARRIVAL, Event.START, Event.FINISH)
             )
+            # a launch behind a barrier waited for the other workers
             if launch.barrier:
                 rows.append((arrived, began, "wait", "barrier"))
             rows.append((began, ended, launch.name + program.scope_of(launch), "kernel"))

@@ -22,7 +22,7 @@ def _inputs(op: str, types: Types) -> list[TensorType]:
         )
     if types[-1] != _CHAIN:
         raise TypeError(f"{op}: the last operand is {short_types(types[-1:])}, expected a chain")
-    count = len(types) // 2
+    count = len(types) // 2  # a tensor and a buffer each, then the chain
     tensors = [tensor(op, types, index) for index in range(count)]
     devices = [t.device for t in tensors]
     for index, device in enumerate(devices):

@@ -76,6 +76,7 @@ def _panel_sizes(w: TensorType, encoding: str) -> tuple[int, int]:
         inner = second // BLOCK_FORMATS[packed_format.encoding].bytes * packed_format.super_block
         return first, packed_format.group_bytes(inner)
     by_rows = encoding == "rows" or INT8.get(encoding, False)
+    # a weight by rows is [columns, K]: each of its rows is a column of the product
     columns, inner = (first, second) if by_rows else (second, first)
     return columns, panel_elements(inner)
 
@@ -200,6 +201,7 @@ class PackedMatmulOp(MoOp):
         many_rows: bool = False,
     ) -> PackedMatmulOp:
         """The product of x and a packed weight with the given number of columns."""
+        # no attribute where it is false, so that equal products are equal ops
         optional = {"many_rows": to_attr(many_rows)} if many_rows else {}
         return cls.create(
             operands=(x, packed),
@@ -337,6 +339,7 @@ class AdaptedMatmulOp(MoOp):
 def _infer_projections(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attribute]:
     """The products with A of each site, padded to whole tasks, and the heads."""
     x = cast("TensorType", types[0])
+    # RANKS ranks are one task
     padded = -(-attrs["max_rank"] // RANKS) * RANKS
     count = len(attrs["sites"])
     return [

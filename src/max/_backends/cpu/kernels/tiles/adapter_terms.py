@@ -109,11 +109,13 @@ def _add_panel(
     """`add_adapter_products` for one panel."""
     vectors = LORA_PANEL // width
     chains = CHAINS if k.target().registers >= 32 else 2
+    # several sums of each element, as a multiply-add waits for the one before it
     added = k.tile(k.f32, (rows * chains, vectors), width=width, fill=0.0)
     whole = rank // chains * chains
     for first in range(0, whole, chains):
         for chain in k.static_range(chains):
             _add_rank(added, narrow, b, first + chain, chain, size, rows, chains, width)
+    # the ranks left over, in the first chain
     for r in range(whole, rank):
         _add_rank(added, narrow, b, r, 0, size, rows, chains, width)
     for i in k.static_range(rows):
@@ -202,7 +204,7 @@ def _add_all(
     """Adds the products with B of some rows to their sums; see `add_terms`."""
     size = terms.narrow.shape[1]
     padded = size // share.products
-    narrow = terms.narrow.reshape(terms.narrow.size)[share.product * padded :]
+    narrow = terms.narrow.reshape(terms.narrow.size)[share.product * padded :]  # of this product
     at, panels = share.product * HEAD, share.size // LORA_PANEL
     # without vectors of 16 lanes there are half as many registers
     most = 4 if k.target().registers >= 32 else 2
@@ -214,6 +216,7 @@ def _add_all(
             if rank > padded:
                 raise IndexError("a rank is {}, expected up to {}", rank, padded)
             check_elements(memory, b, (column + share.size) * rank)
+            # rows of one adapter share the loads of B
             while same < count and same < i + most:
                 k.brief()
                 if terms.heads[row + same, at] != b:
@@ -270,6 +273,7 @@ def prefetch_next(
     before = k.i64(-1)
     for i in range(k.min(count, PREFETCHED_ROWS)):
         b = terms.heads[row + i, 0]
+        # neighboring rows mostly have one adapter
         if b >= 0 and b != before:
             # adapters have one rank at most sites
             rank = k.min(terms.heads[row + i, 1], terms.narrow.shape[1])
