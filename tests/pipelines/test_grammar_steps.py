@@ -91,9 +91,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     found: list[tuple[int, bool]] = []
     real = DecodeLoop.run
 
-    def run(self: Any, inputs: Any, batch: Any, steps: int, reader: Any, grammars: Any) -> Any:
-        result = real(self, inputs, batch, steps, reader, grammars)
-        if grammars is not None:
+    def run(self: Any, inputs: Any, batch: Any, steps: int, reader: Any, *given: Any) -> Any:
+        result = real(self, inputs, batch, steps, reader, *given)
+        if given[0] is not None:
             found.append((len(result.history), bool(result.history[-1].min() < 0)))
         return result
 
@@ -533,11 +533,13 @@ def test_tables_of_another_shape_are_refused(
 ) -> None:
     real = DecodeLoop.run
 
-    def run(self: Any, inputs: Any, contexts: Any, steps: int, reader: Any, own: Any) -> Any:
+    def run(
+        self: Any, inputs: Any, contexts: Any, steps: int, reader: Any, own: Any, *more: Any
+    ) -> Any:
         if own is not None:
             table = Tensor.from_numpy(np.ones((batch, vocabulary), np.bool_))
             own = TokenTables(own[0].allowed_tokens, table), own[1]
-        return real(self, inputs, contexts, steps, reader, own)
+        return real(self, inputs, contexts, steps, reader, own, *more)
 
     context = request(pipeline, 0, GRAMMARS[4], temperature=0.0)
     engine = Engine(pipeline, limits_of(pipeline))

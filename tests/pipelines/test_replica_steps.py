@@ -132,7 +132,8 @@ class NoDrafts:
     def drop(self, batch: Any) -> None:
         self.dropped += 1
 
-    def plain_steps(self, batch: Any, most: int) -> int:
+    def plain_steps(self, batch: Any, most: int, is_watched: bool = False) -> int:
+        assert not is_watched
         return most
 
     def rows(self, batch: Any) -> None:

@@ -55,7 +55,7 @@ from max.pipelines.structured.constraint import Constraints, is_constrained
 from max.pipelines.structured.step_masks import Mask, StepMasks
 
 if TYPE_CHECKING:
-    from max.pipelines.generation.drafts import draft_steps, drafted_rows
+    from max.pipelines.generation.drafts import call_watch, draft_steps, drafted_rows
     from max.pipelines.structured import call_masks
 else:
     draft_steps = lazy_module("max.pipelines.generation.drafts.draft_steps")
@@ -218,10 +218,12 @@ class Replica(Generic[TextGenerationContextType]):
             OutOfPagesError: The batch does not come from a scheduler, and too few pages are free.
             ValueError: A sequence has no room for a token, or an invalid schema.
         """
-        begin = time.perf_counter()
+        begin, watch = time.perf_counter(), None
         if self.drafts is not None:
             self.drafts.drop(batch)
-            num_steps = self.drafts.plain_steps(batch, num_steps)
+            # without a reader nobody sees the tokens of a call that runs
+            watch = None if self.reader is None else self.drafts.watch(batch)
+            num_steps = self.drafts.plain_steps(batch, num_steps, watch is not None)
         num_steps = self.reserve(batch, num_steps)
         loop, grammars, constrained = self.loop, None, any(map(is_constrained, batch))
         if loop is not None and loop.usable and not enable_log_probs:
@@ -232,7 +234,7 @@ class Replica(Generic[TextGenerationContextType]):
                 and not constrained
                 and all(context.active_length == 1 for context in batch)  # no prompts, no drafts
             ):
-                return self._run_loop(loop, batch, num_steps, grammars)
+                return self._run_loop(loop, batch, num_steps, grammars, watch)
         if constrained or (self.reader is not None and self._finds_num_steps):
             # the masks of a later step depend on the tokens before it; and no reader sees the steps that Python repeats
             num_steps = 1
@@ -331,6 +333,7 @@ class Replica(Generic[TextGenerationContextType]):
         batch: list[TextGenerationContextType],
         num_steps: int,
         grammars: tuple[TokenTables, call_masks.CallMasks | call_masks.ReadyMasks] | None = None,
+        watch: call_watch.CallWatch | None = None,
     ) -> StepResult:
         """Runs a decoding batch for several steps, or until one of its sequences ends, or text is forced."""
         begin = time.perf_counter()
@@ -344,8 +347,15 @@ class Replica(Generic[TextGenerationContextType]):
             model_inputs = self.inputs(batch, 1)
             model_inputs.update(sampling=self._batch_inputs.of_sampling(batch))
         model_inputs, tokens, chosen, (likeliest, logits, *_) = loop.run(
-            model_inputs, batch, num_steps, self.reader, grammars
+            model_inputs,
+            batch,
+            num_steps,
+            self.reader,
+            grammars,
+            None if watch is None else watch.pays,
         )
+        if self.drafts is not None and watch is not None:
+            self.drafts.end_watch(watch)
         steps = len(chosen)
         if grammars is not None and min(chosen[-1].tolist()) < 0:
             # the masks of the last step came too late for it

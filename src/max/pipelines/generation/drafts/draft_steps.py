@@ -20,6 +20,7 @@ from max.pipelines.core.draft_tree import (
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.core.native_calls import native_calls
 from max.pipelines.core.text_context import TextContext
+from max.pipelines.generation.drafts.call_watch import CallWatch
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter, DraftersInTurn
 from max.pipelines.generation.drafts.head import HeadDrafter
@@ -146,17 +147,45 @@ class DraftSteps:
             ):
                 context.set_draft(())
 
-    def plain_steps(self, batch: Sequence[TextGenerationContext], most: int) -> int:
+    def plain_steps(
+        self, batch: Sequence[TextGenerationContext], most: int, is_watched: bool = False
+    ) -> int:
         """The number of steps to run in one call before tokens are drafted again.
 
         Args:
             batch: The requests.
             most: The maximum number of steps.
+            is_watched: Whether the call ends early if :meth:`watch` says so.
         """
         if not self.enabled or all(map(_needs_single_tokens, batch)):
             return most
-        steps = self.lengths.plain_steps(len(batch))
+        steps = self.lengths.plain_steps(len(batch), is_watched)
         return most if steps is None else min(steps, most)
+
+    def watch(self, batch: Sequence[TextGenerationContext]) -> CallWatch | None:
+        """Watches the tokens of a call for those after which a draft pays; None: drafts of the batch need steps, or
+        are not tried at all.
+
+        Args:
+            batch: The requests.
+        """
+        parts = self._drafter.parts
+        if (
+            not self.enabled
+            or not self.lengths.may_draft(len(batch))
+            or any(drafter.takes_steps for _, drafter in parts)
+        ):
+            return None
+        # what a grammar leaves of a draft is known only when it has followed the text
+        rows = [
+            context
+            if isinstance(context, TextContext)
+            and context.matcher is None
+            and not _needs_single_tokens(context)
+            else None
+            for context in batch
+        ]
+        return CallWatch(rows, parts, self.lengths) if any(rows) else None
 
     def propose(self, batch: Sequence[TextGenerationContext]) -> None:
         """Drafts the tokens that the next step verifies.
@@ -275,6 +304,10 @@ class DraftSteps:
         tree, parents = grown_tree([tokens, *others])
         kept = self.lengths.kept_of_tree(key, requests, num_drafted, min(room, rows), parents, kind)
         context.set_draft(*part_of_tree(tree, parents, kept))
+
+    def end_watch(self, watch: CallWatch) -> None:
+        """Counts the time of a watch as that of drafts, after its call."""
+        self.lengths.record_drafting(0, watch.seconds)
 
     def forget(self, request_id: RequestID) -> None:
         """Forgets a request that has ended."""

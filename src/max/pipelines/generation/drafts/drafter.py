@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
@@ -56,6 +60,16 @@ class Drafter(ABC):
             most: The maximum number of tokens of each.
         """
         return []
+
+    def match(self, context: TextContext, tokens: npt.NDArray[np.integer[Any]]) -> int | None:
+        """The kind of the draft that would be proposed after tokens; None, as by default, if there is none or if that
+        is not known without a step. Nothing is kept of it. The thread that reads the steps of a call calls it.
+
+        Args:
+            context: The request.
+            tokens: Its text with the tokens of steps that run, which the request does not have yet.
+        """
+        return None
 
     def kind(self, context: TextContext) -> int:
         """A number for the kind of the last draft of a request: how many tokens are right is estimated for each kind.

@@ -36,6 +36,8 @@ LONGEST_REST = 256
 """The number of steps without drafts after which steps with drafts are measured again."""
 REST_STEPS = 8
 """The number of steps without drafts after which calls have a step more: so a call delays what it finds by little."""
+WATCHED_REST = 2
+"""The same after which calls that are watched have all steps: those go on for a step after a draft was found."""
 
 
 @dataclass
@@ -64,9 +66,8 @@ class _Share:
 class DraftLengths:
     """Chooses how many tokens of each request are drafted, so that steps give the most tokens in a time.
 
-    A draft is as long as pays by the expected number of right tokens, the times of steps and that of drafting. What
-    drafts lose is bounded: they have a credit, which is a small share of the time of plain steps, and which their gains
-    and losses change. Without credit nothing is drafted.
+    A draft is as long as pays by the expected number of right tokens and the times of steps and of drafting. Without
+    credit nothing is drafted: a small share of the time of plain steps, which gains and losses of drafts change.
 
     Args:
         most: The maximum number of drafted tokens of a request.
@@ -76,8 +77,7 @@ class DraftLengths:
     def __init__(self, most: int, reads_again: bool = False) -> None:
         self.most, self._reads_again = most, reads_again
         self.seconds = StepSeconds()
-        self._shares: dict[RequestID, dict[int, _Share]] = {}
-        self._all: dict[int, _Share] = {}
+        self._shares, self._all = dict[RequestID, dict[int, _Share]](), dict[int, _Share]()
         self._credit: float | None = None
         self._drafting: dict[int, DraftingSeconds] = {}  # by drafter
         self._spent = 0.0  # for drafting since the last step
@@ -120,13 +120,15 @@ class DraftLengths:
         assert seconds is not None
         return seconds
 
-    def plain_steps(self, requests: int) -> int | None:
-        """The number of plain steps after which drafts are tried again; None: they are not until there is credit.
+    def plain_steps(self, requests: int, is_watched: bool = False) -> int | None:
+        """The number of plain steps after which drafts are tried again; None: the call may have any number.
 
         Args:
             requests: The number of requests of the next step.
+            is_watched: Whether the call ends early if drafts would pay.
         """
-        if self._credit is not None and self._credit <= 0:
+        has_credit = self._credit is None or self._credit > 0
+        if not has_credit or (is_watched and self._rest >= WATCHED_REST):
             return None
         # a run of drafts ends with one plain step
         return 1 + (self._rest // REST_STEPS if self.may_draft(requests) else 0)
@@ -295,12 +297,12 @@ class DraftLengths:
             for shares in (self._all, *map(self._shares.get, request_ids)):
                 for share in () if shares is None else shares.values():
                     share.fade(FADING_WITHOUT**steps)
+        spent, self._spent = self._spent, 0.0
         if plain is None or self._credit is None:
-            self._spent = 0.0
             return
         if num_drafted:
             # as it is estimated from several steps: a slow one may be slow for another reason
-            spent = self._seconds_of(requests, num_drafted) - plain + self._spent
+            spent += self._seconds_of(requests, num_drafted) - plain
             # what right tokens would have taken without drafts, less what drafts took
             self._credit += num_accepted * plain / requests - spent
         elif run:
@@ -312,7 +314,6 @@ class DraftLengths:
             self._credit -= self._after.mean
         else:
             self._credit += ALLOWANCE * plain * steps
-        self._spent = 0.0
         self._credit = min(self._credit, MOST_CREDIT * plain)
 
     def record_drafting(self, num_drafted: int, seconds: float, kind: int = 0) -> None:

@@ -52,15 +52,8 @@ class LookupDrafter(Drafter):
             most: The maximum number of tokens.
         """
         tokens = context.all_tokens
-        # the ends of earlier runs that are equal to the last tokens, for longer and longer runs
-        ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # [places]: ends of runs of one token
-        best, shorter, length = ends, ends[:0], 0
-        while ends.size and length < LONGEST_MATCH:
-            best, shorter, length = ends, best, length + 1
-            # ends are at most len(tokens) - 2, so those that are left have tokens[-1 - length] too
-            ends = ends[ends >= length]
-            ends = ends[tokens[ends - length] == tokens[-1 - length]]
-        if not best.size:
+        length, best, shorter = _longest_runs(tokens)
+        if not length:
             return ()
         self._lengths[context.request_id] = length
         places = _by_likeness(tokens, best[-MOST_PLACES:])
@@ -69,6 +62,10 @@ class LookupDrafter(Drafter):
         self._others[context.request_id] = [*(places[1:] + 1), *(_by_likeness(tokens, rest) + 1)]
         begin = places[0] + 1
         return tokens[begin : begin + most].tolist()
+
+    def match(self, context: TextContext, tokens: npt.NDArray[np.integer[Any]]) -> int | None:
+        """The number of last tokens that are found again; see `Drafter.match`."""
+        return _longest_runs(tokens)[0] or None
 
     def alternatives(self, context: TextContext, most: int) -> list[Sequence[int]]:
         """What followed the last tokens at other places; see `Drafter.alternatives`."""
@@ -95,6 +92,25 @@ class LookupDrafter(Drafter):
         """Forgets the drafts of a request."""
         self._lengths.pop(request_id, None)
         self._others.pop(request_id, None)
+
+
+def _longest_runs(
+    tokens: npt.NDArray[Any],
+) -> tuple[int, npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """The earlier runs of tokens that are equal to the last ones.
+
+    Returns:
+        The length of the longest of them, at most `LONGEST_MATCH`; where those of this length end, and where those end
+        that are shorter by a token, the former among them.
+    """
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # [places]: ends of runs of one token
+    best, shorter, length = ends, ends[:0], 0
+    while ends.size and length < LONGEST_MATCH:
+        best, shorter, length = ends, best, length + 1
+        # ends are at most len(tokens) - 2, so those that are left have tokens[-1 - length] too
+        ends = ends[ends >= length]
+        ends = ends[tokens[ends - length] == tokens[-1 - length]]
+    return length, best, shorter
 
 
 def _by_likeness(tokens: npt.NDArray[Any], ends: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:

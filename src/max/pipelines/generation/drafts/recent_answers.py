@@ -72,6 +72,16 @@ class RecentAnswersDrafter(Drafter):
         answer, end = places[best]
         return answer[end : end + most].tolist()
 
+    def match(self, context: TextContext, tokens: Answer) -> int | None:
+        """How long the run of last tokens is that is found again, as `kind`; see `Drafter.match`."""
+        if len(tokens) < MATCH:
+            return None
+        places = self._places.get(_key(context.cache_salt, context.adapter, tokens, len(tokens)))
+        if not places:
+            return None
+        last = tokens[-LONGEST_MATCH:][::-1]
+        return max(_match(last, *place) for place in places).bit_length()
+
     def alternatives(self, context: TextContext, most: int) -> list[Sequence[int]]:
         """What followed at the other places; see `Drafter.alternatives`."""
         others = self._others.get(context.request_id, ())

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -271,6 +272,7 @@ class DecodeLoop:
         steps: int,
         reader: StepReader | None = None,
         grammars: tuple[TokenTables, call_masks.CallMasks | call_masks.ReadyMasks] | None = None,
+        watch: Callable[[Sequence[Sequence[int]]], bool] | None = None,
     ) -> LoopResult:
         """Runs up to a number of steps.
 
@@ -284,6 +286,8 @@ class DecodeLoop:
             reader: Delivers the tokens of each step while the next one runs.
             grammars: What the grammars of the requests say of tokens, and what computes it; None: no request has a
                 grammar. A step that was not prepared in time is the last one, with negative tokens.
+            watch: Whether the run should end after its current step, from the tokens of each request so far; called in
+                the reader's thread. None: nothing is watched.
 
         Raises:
             TypeError: The inputs have no paged cache, or no sampling parameters.
@@ -334,7 +338,8 @@ class DecodeLoop:
         try:
             if reader is not None:
                 counted = None if grammars is None else grammars[1].counted_steps
-                reader.begin(batch, history, counted)
+                watching = None if watch is None else partial(self._watch, watch)
+                reader.begin(batch, history, counted, watching)
             outputs = loop.run(model_inputs, after, again)
             ran = int(done[0])
             if min(history[ran - 1].tolist()) < 0:
@@ -342,10 +347,18 @@ class DecodeLoop:
         finally:
             if grammars is not None:
                 grammars[1].end(needed)
+            if reader is not None and watch is not None:
+                reader.end_watch()
         self._step_times.append((time.perf_counter() - start) / max(ran, 1))
         # only after the run: an interrupt from before it ends it after its first step
         self._interrupted[0] = 0
         return LoopResult(inputs, tokens, history[:ran], outputs)
+
+    def _watch(
+        self, watch: Callable[[Sequence[Sequence[int]]], bool], tokens: Sequence[Sequence[int]]
+    ) -> None:
+        if watch(tokens):
+            self.interrupt()
 
     def _constants(self, batch: Sequence[TextGenerationContext]) -> list[Tensor]:
         """The seeds of requests and the tokens that end them; those of the last batch if it had the same requests."""

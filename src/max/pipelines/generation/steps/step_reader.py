@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,10 @@ _FIRST_WAIT_S = 4e-3  # used until a step has been measured
 _FIRST_POLL, _POLL_INTERVAL = 0.9, 0.25
 
 
+Watch: TypeAlias = Callable[[Sequence[Sequence[int]]], object]
+"""Is called with the tokens of each request so far whenever there are new ones."""
+
+
 @dataclass
 class _Run:
     """The state of one execution of several steps.
@@ -40,6 +45,7 @@ class _Run:
         history: The tokens ``[steps, batch]``.
         begin: The start time.
         counted_steps: The number of rows whose tokens count, as far as is known now; None: all of them.
+        watch: Is called with the tokens of each request; None: nothing is.
         read: The number of delivered rows.
         last: Whether the remaining rows are left to the result of the execution.
     """
@@ -49,6 +55,7 @@ class _Run:
     history: npt.NDArray[np.int64]
     begin: float
     counted_steps: Callable[[], int] | None = None
+    watch: Watch | None = None
     read: int = 0
     last: bool = False
 
@@ -78,6 +85,7 @@ class StepReader:
         batch: Sequence[TextGenerationContext],
         history: npt.NDArray[np.int64],
         counted_steps: Callable[[], int] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """Starts to deliver the rows of a history as they are written, until :meth:`end`, or until the next copy of the
         model begins in the same execution.
@@ -86,6 +94,7 @@ class StepReader:
             batch: The requests, which must not change before :meth:`end`.
             history: The tokens ``[steps, batch]``, initially all ``NO_TOKEN``.
             counted_steps: The number of steps whose tokens count, as far as is known now; None: all of them.
+            watch: Is called with the tokens of each request so far, until :meth:`end_watch`; None: nothing is.
         """
         with self._changed:
             if self._closed:
@@ -93,11 +102,17 @@ class StepReader:
             if self._run is not None:
                 self._ended_runs.append(self._run)
             ends = [_ends(context) for context in batch]
-            self._run = _Run(batch, ends, history, time.perf_counter(), counted_steps)
+            self._run = _Run(batch, ends, history, time.perf_counter(), counted_steps, watch)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="engine steps", daemon=True)
                 self._thread.start()
             self._changed.notify()
+
+    def end_watch(self) -> None:
+        """Ends the watch of the execution; it is not called afterwards."""
+        with self._changed:
+            if self._run is not None:
+                self._run.watch = None
 
     def end(self, steps: int) -> dict[RequestID, list[int]]:
         """Stops reading; nothing is delivered afterwards.
@@ -175,6 +190,8 @@ class StepReader:
         run.last = run.last or run.read == len(run.history) - 1
         if run.read == first:
             return False
+        if run.watch is not None:
+            run.watch(run.history[: run.read].T.tolist())
         columns = run.history[first : run.read].T.tolist()
         try:
             self._deliver(
