@@ -185,14 +185,14 @@ FORMATS: dict[str, tuple[Callable[[], Any], Callable[[str, bool], Iterator[Item]
     ),
     "functionary": (
         lambda: FunctionaryParser([Tool("f", "", {}), Tool("g.h", "", {})]), functionary,
-        [*[">>>"] * 3, ">", ">>", *["all\n", "f\n", "g.h\n"] * 3, "all", "al", "f", "f \n",
+        [*[">>>"] * 3, ">", ">>", *["all\n", "f\n", "g.h\n"] * 3, "all", "al", "f", "f \n", ">>>\n",
          *[">>>f\n{", "g.h\n{"] * 2, *OBJECTS],
     ),
     "harmony": (
         HarmonyParser, harmony,
         ["<|start|>", *["<|channel|>", "<|message|>"] * 4, "<|constrain|>", "<|end|>", "<|call|>", "<|return|>", "<|",
          "<", "<|en", "<|m", "assistant", "analysis", "analysis ", "final", " to=functions.f", "to=g.h", "to=", "t",
-         "<|channel|>x to=f<|message|>",
+         "<|e", "<|channel|>x to=f<|message|>", "<|channel|>analysis<|constrain|>json<|message|>",
          "json", *OBJECTS],
     ),
 }  # fmt: skip

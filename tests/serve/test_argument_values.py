@@ -13,7 +13,15 @@ import pytest
 
 from max.serve.chat.tools.arguments.number_texts import number_patterns
 from max.serve.chat.tools.arguments.raw_texts import value_forms
-from max.serve.chat.tools.values import element_value, typed_value, types_of
+from max.serve.chat.tools.values import (
+    BareObjectEnd,
+    bare_object,
+    bare_object_end,
+    element_value,
+    resolve_schema,
+    typed_value,
+    types_of,
+)
 
 BYTES = llguidance.LLTokenizer("byte")
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -210,3 +218,107 @@ def test_many_elements_and_deep_ones_take_linear_time() -> None:
     for _ in range(65):
         (value,) = value.values()
     assert value == "<a>" * (count - 65) + "</a>" * (count - 65)
+
+
+def test_references_of_any_form() -> None:
+    """As other readers of schemas take them: pointers with escapes and indices, anchors, identifiers, the whole."""
+    text = {"type": "string"}
+    root = {
+        "type": "object",
+        "$defs": {"a/b": text, "Of<x y>": text, "~": text, "own": {**text, "$anchor": "named"},
+                  "other": {**text, "$id": "other.json"}, "twice": {"$ref": "#/$defs/a~1b"}},
+        "allOf": [{"properties": {"p": text}}],
+    }  # fmt: skip
+    for reference in ("#/$defs/a~1b", "#/$defs/Of%3Cx%20y%3E", "#/$defs/~0", "#named", "other.json", "#/$defs/twice",
+                      "#/allOf/0/properties/p"):  # fmt: skip
+        schema = {"$ref": reference}
+        assert jsonschema_rs.is_valid({**root, "type": "string", **schema}, "12"), reference
+        assert not jsonschema_rs.is_valid({**root, "type": ["string", "number"], **schema}, 12)
+        assert types_of(schema, root) == {"string"}, reference
+        assert resolve_schema(schema, root)["type"] == "string", reference
+    assert (
+        types_of({"$ref": "#"}, root) == {"object"} and resolve_schema({"$ref": "#"}, root) is root
+    )
+    for reference in ("#/$defs/none", "#none", "none.json", "#/allOf/1", "#/allOf/x", "#/type/x"):
+        assert types_of({"$ref": reference}, root) == frozenset()
+        assert resolve_schema({"$ref": reference}, root) == {}
+    circle = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    assert types_of({"$ref": "#/$defs/a"}, circle) == frozenset()
+    assert resolve_schema({"$ref": "#/$defs/a"}, circle) == {}
+
+
+def bare_value(numbers: random.Random, depth: int = 0) -> Any:
+    texts = ["", "a", "b c", "{", "}]", ",:", '"', "'", "\\", "<", "1", "true", "é ☃"]
+    if depth > 2 or numbers.random() < 0.5:
+        return numbers.choice([1, -2.5, None, True, False, *texts])
+    if numbers.random() < 0.5:
+        return [bare_value(numbers, depth + 1) for _ in range(numbers.randrange(4))]
+    keys = ["a", "b c", "k1", "x-y"]
+    return {
+        key: bare_value(numbers, depth + 1) for key in numbers.sample(keys, numbers.randrange(4))
+    }
+
+
+def bare_text(numbers: random.Random, value: Any, mark: str) -> str:
+    def space() -> str:
+        return numbers.choice(["", "", " ", "\n"])
+
+    def parts(items: list[str], begin: str, end: str) -> str:
+        return begin + space() + f"{space()},{space()}".join(items) + space() + end
+
+    match value:
+        case str() if numbers.random() < 0.3:
+            return (
+                json.dumps(value, ensure_ascii=False)
+                if mark not in value
+                else f"{mark}{value}{mark}"
+            )
+        case str():
+            return f"{mark}{value}{mark}"
+        case dict():
+            quotes = (lambda key: key, json.dumps, lambda key: f"{mark}{key}{mark}")
+            items = [
+                f"{numbers.choice(quotes)(key)}{space()}:{space()}{bare_text(numbers, each, mark)}"
+                for key, each in value.items()
+            ]
+            return parts(items, "{", "}")
+        case list():
+            return parts([bare_text(numbers, each, mark) for each in value], "[", "]")
+        case _:
+            return json.dumps(value)
+
+
+@pytest.mark.parametrize("mark", ["<|>", "<", "''"])
+def test_objects_whose_keys_have_no_quotes(mark: str) -> None:
+    """What was written is read, wherever its text is cut; parts of it are no object."""
+    numbers = random.Random(mark)
+    for _ in range(300):
+        value = {"k": bare_value(numbers)}
+        held = json.dumps(value, ensure_ascii=False)
+        # a text with the mark would end there, and the reader of ends knows no other quotes
+        if mark in held or mark[0] in held or '"' in "".join(re.findall(r'\\"', held)):
+            continue
+        text = bare_text(numbers, value, mark)
+        if re.search(r'"[^"]*[{}\[\]][^"]*"', text):
+            continue
+        assert bare_object(text, mark) == value, text
+        after = numbers.choice(["", "}", " x", mark])
+        assert bare_object_end(text + after, mark) == len(text)
+        end, read, at = BareObjectEnd(mark), 0, 0
+        while not end.done:
+            at += numbers.randrange(1, 4)
+            read += end.take((text + after)[read:at])
+        assert read == len(text), (text, after)
+        for cut in range(1, len(text)):
+            assert (
+                bare_object(text[:cut], mark) is None and bare_object_end(text[:cut], mark) is None
+            )
+
+
+def test_texts_that_are_no_bare_object() -> None:
+    for text in ("", "x", "{", "{a}", "{a:}", "{a 1}", "{a:1 b:2}", "{a:1]", "[1]", "{a:1} x", "{:}", "{a:[1}",
+                 "{a:<x}", '{"a:1}', "{" * 80 + "}" * 80, "{a:" * 70 + "1" + "}" * 70):  # fmt: skip
+        assert bare_object(text, "<") is None, text
+    assert bare_object("{a:1,}", "<") == {"a": 1} and bare_object(" {} ", "<") == {}
+    deep = "{a:" * 64 + "1" + "}" * 64
+    assert bare_object(deep, "<") == json.loads(deep.replace("a", '"a"'))

@@ -65,7 +65,7 @@ class References:
         if not fragment.startswith("/"):
             return self._named.get(f"#{fragment}")
         for start in starts:
-            found = _at(start, fragment)
+            found = value_at(start, fragment)
             if isinstance(found, (Mapping, bool)):
                 return found
         return None
@@ -83,8 +83,13 @@ class References:
         return schema
 
 
-def _at(value: Any, pointer: str) -> Any:
-    """The value at a JSON pointer; None where there is none."""
+def value_at(value: Any, pointer: str) -> Any:
+    """The value at a JSON pointer (RFC 6901), as a fragment of an address; None where there is none.
+
+    Args:
+        value: The value that has it.
+        pointer: The pointer, from its first slash on.
+    """
     for step in pointer[1:].split("/"):
         # RFC 6901: ~1 first, as ~01 stands for ~1
         step = unquote(step).replace("~1", "/").replace("~0", "~")

@@ -33,7 +33,6 @@ class DeepSeekParser(CallParser):
             # a mark that was cut off is no text
             partial = held_length(self._buffer, (CALLS_BEGIN, CALLS_END, CALL_BEGIN)) if cut else 0
             parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
-        self._buffer = ""
         return [*parts, *self._parts.finish()]
 
     def _step(self, parts: list[AnswerPart], last: bool) -> bool:
@@ -62,9 +61,9 @@ class DeepSeekParser(CallParser):
 
     def _head(self, parts: list[AnswerPart]) -> bool:
         """Before the arguments: the name stands before the separator, or after it with a fence."""
-        before, separator, after = self._buffer.partition(SEPARATOR)
+        before, _, after = self._buffer.partition(SEPARATOR)
         brace = after.find("{")
-        if not separator or brace < 0:
+        if brace < 0:
             return False
         # V3 and R1: `function` before the separator, then the name and a fenced block
         fenced = after[:brace].partition(_FENCE)

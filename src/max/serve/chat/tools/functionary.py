@@ -38,9 +38,8 @@ class FunctionaryParser(CallParser):
             # a mark that was cut off is no text
             partial = held_length(self._buffer, (SEPARATOR,)) if cut else 0
             parts += self._parts.content(self._buffer[: len(self._buffer) - partial])
-        elif self._state == "recipient" and self._first and not cut:
+        elif self._first and not cut:
             parts += self._parts.content(self._buffer)
-        self._buffer = ""
         return [*parts, *self._parts.finish()]
 
     def _step(self, parts: list[AnswerPart], last: bool) -> bool:

@@ -45,7 +45,6 @@ class HarmonyParser(BufferedParser):
         if self._kind is not None:
             partial = held_length(self._buffer, _ENDS) if cut else 0
             self._add(parts, self._buffer[: len(self._buffer) - (partial if partial > 2 else 0)])
-        self._buffer = ""
         return parts
 
     def _step(self, parts: list[AnswerPart], last: bool) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from max.pipelines.core.text import finite_json_value
 from max.pipelines.structured.schema_merging import listed_values
+from max.pipelines.structured.schema_references import References, value_at
 
 _TYPES = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list,
@@ -299,10 +300,9 @@ def resolve_schema(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _at(reference: str, root: Mapping[str, Any]) -> Any:
-    target: Any = root
-    for step in reference.removeprefix("#").strip("/").split("/"):
-        target = target.get(step) if isinstance(target, Mapping) else None
-    return target
+    if reference.startswith("#/"):
+        return value_at(root, reference[1:])
+    return References(root).target(reference, root)
 
 
 def element_value(
