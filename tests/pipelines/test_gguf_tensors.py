@@ -107,6 +107,23 @@ def test_parts_of_fused_projections() -> None:
     assert StoredWeight("lm_head.weight", "", (), lambda: joined).input_names == ["lm_head.weight"]
 
 
+def test_stacks_have_their_parts_by_number() -> None:
+    draw = np.random.default_rng(0)
+    parts = {
+        f"own.{at}.weight": draw.normal(size=(2, 3)).astype(np.float32)
+        for at in draw.permutation(12)
+    }
+    form = replace(FORM, stacks={"stacked.weight": "own", "none.weight": "none"}, permuted=True)
+    arrays = {**parts, **random_weights(self_attn__q_proj__weight=(4, WIDTH))}
+    tensors = written(config_of(Mamba2Form(1, 3, 1, 2)), arrays, form)
+    assert tensors.keys() == {"own.weight", "layers.0.self_attn.q_proj.weight"}
+    whole = np.stack([parts[f"own.{at}.weight"] for at in range(12)])
+    np.testing.assert_array_equal(tensors["own.weight"].values(), whole)
+    # a model without heads has no rotated pairs
+    name = "layers.0.self_attn.q_proj.weight"
+    np.testing.assert_array_equal(tensors[name].values(), arrays[name])
+
+
 @pytest.mark.parametrize("tiled", [False, True])
 def test_heads_of_delta_nets(tiled: bool) -> None:
     """Files of some families have value head j of all key heads before value head j + 1."""
