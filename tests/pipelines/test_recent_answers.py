@@ -140,3 +140,22 @@ def test_a_server_forgets_answers_with_its_prefixes() -> None:
     pipeline.forget_prefixes()
     assert not drafter.tokens and not drafter._places
     assert drafter.propose(context([20, 21, 22, 23]), 2) == ()
+
+
+@pytest.mark.parametrize("drafter_class", [LookupDrafter, RecentAnswersDrafter])
+def test_a_look_up_keeps_its_last_draft_of_each_request(drafter_class) -> None:
+    drafter, tokens = drafter_class(), [1, 2, 3, 4, 5, 1, 2, 3, 4, 6, 1, 2, 3, 4]
+    drafter.learn(context([7], tokens))
+    first, second = context(tokens), context(tokens)
+    for each in (first, second):
+        assert drafter.propose(each, 1) == [6]
+        assert drafter.alternatives(each, 1)[0] == [5]
+    # both read texts as they are: neither tokens that were right nor those that were removed matter
+    drafter.observe(first, 1, 0)
+    drafter.rewind(first)
+    kept = drafter.kind(first), drafter.alternatives(first, 1)
+    assert kept == (drafter.kind(second), drafter.alternatives(second, 1))
+    drafter.forget(first.request_id)
+    assert (drafter.kind(first), drafter.alternatives(first, 1)) == (0, [])
+    assert (drafter.kind(second), drafter.alternatives(second, 1)) == kept
+    drafter.forget(first.request_id)

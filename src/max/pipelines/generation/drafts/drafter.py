@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,9 @@ import numpy.typing as npt
 from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
 
-__all__ = ["KINDS", "BatchDrafter", "Drafter", "DraftersInTurn"]
+__all__ = ["KINDS", "BatchDrafter", "Drafter", "DraftersInTurn", "TextDrafter"]
+
+Place = TypeVar("Place")
 
 KINDS = 8
 """The number of kinds of drafts that are told apart for a drafter among others."""
@@ -137,6 +139,25 @@ class Drafter(ABC):
 
     def forget_answers(self) -> None:  # noqa: B027  optional
         """Forgets the answers of ended requests."""
+
+
+class TextDrafter(Drafter, Generic[Place]):
+    """A drafter that looks up the last tokens of requests in texts; of a request it keeps what it has found last."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[RequestID, int] = {}  # of the runs of tokens that were found
+        self._others: dict[RequestID, list[Place]] = {}  # where else they are, the likeliest first
+
+    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
+        """Does nothing: each look-up reads the text as it is."""
+
+    def rewind(self, context: TextContext) -> None:
+        """Does nothing: each look-up reads the text as it is."""
+
+    def forget(self, request_id: RequestID) -> None:
+        """Forgets the drafts of a request."""
+        self._lengths.pop(request_id, None)
+        self._others.pop(request_id, None)
 
 
 class BatchDrafter(Drafter):

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
-from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.drafter import TextDrafter
 
 __all__ = ["LookupDrafter"]
 
@@ -24,18 +23,12 @@ MOST_OTHERS = 3
 """The number of other continuations of a look-up."""
 
 
-class LookupDrafter(Drafter):
+class LookupDrafter(TextDrafter[int]):
     """Looks up the last tokens of a request in its own text, and proposes what followed them there.
 
     That is right where an answer repeats its prompt: edits, extractions, code. The longer the run of tokens that is
     found again, the likelier is what followed it: its length is the kind of the draft.
     """
-
-    def __init__(self) -> None:
-        self._lengths: dict[RequestID, int] = {}  # of the runs of the last drafts
-        self._others: dict[
-            RequestID, list[int]
-        ] = {}  # where other continuations begin, the likeliest first
 
     def kind(self, context: TextContext) -> int:
         """The number of last tokens that were found again."""
@@ -77,21 +70,6 @@ class LookupDrafter(Drafter):
             if len(found) == MOST_OTHERS:
                 break
         return found
-
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
-        """Does nothing: each look-up reads the text as it is."""
-
-    def rewind(self, context: TextContext) -> None:
-        """Does nothing: each look-up reads the text as it is.
-
-        Args:
-            context: The request.
-        """
-
-    def forget(self, request_id: RequestID) -> None:
-        """Forgets the drafts of a request."""
-        self._lengths.pop(request_id, None)
-        self._others.pop(request_id, None)
 
 
 def _longest_runs(

@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from max.interfaces import RequestID
 from max.pipelines.core.text_context import TextContext
-from max.pipelines.generation.drafts.drafter import Drafter
+from max.pipelines.generation.drafts.drafter import TextDrafter
 
 __all__ = ["RecentAnswersDrafter"]
 
@@ -30,7 +29,7 @@ Key: TypeAlias = tuple[str, str, int, int, int, int]
 Answer: TypeAlias = npt.NDArray[np.integer[Any]]
 
 
-class RecentAnswersDrafter(Drafter):
+class RecentAnswersDrafter(TextDrafter[tuple[Answer, int]]):
     """Looks up the last tokens of a request in answers that requests of the same salt got, and proposes what followed
     them there.
 
@@ -41,11 +40,10 @@ class RecentAnswersDrafter(Drafter):
     """
 
     def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        super().__init__()
         self._most = most_tokens
         self._answers: deque[tuple[str, str, Answer]] = deque()
         self._places: dict[Key, list[tuple[Answer, int]]] = {}
-        self._lengths: dict[RequestID, int] = {}  # of the runs of the last drafts
-        self._others: dict[RequestID, list[tuple[Answer, int]]] = {}  # the other places of these
         self.tokens = 0
         """The number of tokens of all kept answers."""
 
@@ -123,21 +121,6 @@ class RecentAnswersDrafter(Drafter):
                 self._places[key] = places
             else:
                 self._places.pop(key, None)
-
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
-        """Does nothing: each look-up reads the text as it is."""
-
-    def rewind(self, context: TextContext) -> None:
-        """Does nothing: each look-up reads the text as it is.
-
-        Args:
-            context: The request.
-        """
-
-    def forget(self, request_id: RequestID) -> None:
-        """Forgets the drafts of a request."""
-        self._lengths.pop(request_id, None)
-        self._others.pop(request_id, None)
 
     def forget_answers(self) -> None:
         """Forgets all answers."""
