@@ -7,6 +7,7 @@ Inputs lie between guard pages, so that an access outside of an input ends the t
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -460,35 +461,53 @@ def penalties() -> Case:
     return Case([[(F32, ["batch", "vocab"])], (I32, ["n", 2]), (U32, ["o"])], body, draw)
 
 
+def sampled_logits(pick: Draw) -> list[Array]:
+    """Logits and sampling parameters, some of them out of range."""
+    batch, vocabulary = pick(st.integers(0, 3)), pick(st.integers(0, 9))
+    logits = numbers(pick, [batch, vocabulary])
+    wild = [np.nan, np.inf, -np.inf, 3e38]
+    for _ in range(pick(st.integers(0, 3)) if logits.size else 0):
+        logits.flat[pick(st.integers(0, logits.size - 1))] = pick(st.sampled_from(wild))
+    if pick(st.integers(0, 5)) == 0:
+        logits[:] = pick(st.sampled_from([-np.inf, np.nan, np.inf]))
+
+    def each(usual: Sequence[float], odd: Sequence[float], dtype: type) -> Array:
+        of = st.integers(0, 19).flatmap(lambda n: st.sampled_from(odd if n == 0 else usual))
+        return np.array([pick(of) for _ in range(batch)], dtype)
+
+    return [
+        logits,
+        each([0, 0.5, 1, 2], [-1, -0.0, np.nan, np.inf, -np.inf, 1e-45, 3e38], np.float32),
+        each([0, -1, 1, 3, 9], [10, 300, 2**31, 2**63 - 1, -(2**63)], np.int64),
+        each([1, 0.5, 0], [-0.1, 1.1, np.nan, np.inf], np.float32),
+        each([0, 0.1, 1], [-0.1, 1.1, np.nan, np.inf], np.float32),
+        each([0, 1], [2**64 - 1], np.uint64),
+    ]
+
+
+SAMPLED_TYPES = [(F32, ["batch", "vocab"]), *[(d, ["batch"]) for d in (F32, I64, F32, F32, U64)]]
+
+
 @case
 def sampling() -> Case:
-    def draw(pick: Draw) -> list[Array]:
-        batch, vocabulary = pick(st.integers(0, 3)), pick(st.integers(0, 9))
-        logits = numbers(pick, [batch, vocabulary])
-        wild = [np.nan, np.inf, -np.inf, 3e38]
-        for _ in range(pick(st.integers(0, 3)) if logits.size else 0):
-            logits.flat[pick(st.integers(0, logits.size - 1))] = pick(st.sampled_from(wild))
-        if pick(st.integers(0, 5)) == 0:
-            logits[:] = pick(st.sampled_from([-np.inf, np.nan, np.inf]))
-
-        def each(usual: Sequence[float], odd: Sequence[float], dtype: type) -> Array:
-            of = st.integers(0, 19).flatmap(lambda n: st.sampled_from(odd if n == 0 else usual))
-            return np.array([pick(of) for _ in range(batch)], dtype)
-
-        return [
-            logits,
-            each([0, 0.5, 1, 2], [-1, -0.0, np.nan, np.inf, -np.inf, 1e-45, 3e38], np.float32),
-            each([0, -1, 1, 3, 9], [10, 300, 2**31, 2**63 - 1, -(2**63)], np.int64),
-            each([1, 0.5, 0], [-0.1, 1.1, np.nan, np.inf], np.float32),
-            each([0, 0.1, 1], [-0.1, 1.1, np.nan, np.inf], np.float32),
-            each([0, 1], [2**64 - 1], np.uint64),
-        ]
-
     def body(*values: Any) -> Any:
         return stage_declared("sample.token", values)[0]
 
-    per_row = [(d, ["batch"]) for d in (F32, I64, F32, F32, U64)]
-    return Case([(F32, ["batch", "vocab"]), *per_row], body, draw)
+    return Case(SAMPLED_TYPES, body, sampled_logits)
+
+
+@case
+def sampling_allowed() -> Case:
+    def draw(pick: Draw) -> list[Array]:
+        inputs = sampled_logits(pick)
+        shape = len(inputs[0]), pick(st.integers(0, 2))
+        words = [pick(st.integers(-(2**31), 2**31 - 1)) for _ in range(math.prod(shape))]
+        return [*inputs, np.array(words, np.int32).reshape(shape)]
+
+    def body(*values: Any) -> Any:
+        return stage_declared("sample.allowed", values)[0]
+
+    return Case([*SAMPLED_TYPES, [(I32, ["batch", "words"])]], body, draw)
 
 
 @case
@@ -497,12 +516,12 @@ def step_ready() -> Case:
         number = st.sampled_from([0, 1, 2, -1, 2**63 - 1, -(2**63)])
         sizes = [pick(st.sampled_from([1, 1, 1, 1, 0, 2])) for _ in range(2)]
         numbers = [np.array([pick(number) for _ in range(size)], np.int64) for size in sizes]
-        return [*numbers, np.zeros((2, 3), np.bool_)]
+        return [*numbers, np.zeros((2, 3), np.int32)]
 
     def body(*values: Any) -> Any:
         return stage_declared("step.ready", values)[0]
 
-    types = [(I64, ["s"]), (I64, ["p"]), (DType.bool, ["b", "v"])]
+    types = [(I64, ["s"]), (I64, ["p"]), (I32, ["b", "w"])]
     return Case([[each] for each in types], body, draw)
 
 

@@ -509,6 +509,15 @@ CASES: dict[
         [(I64, (1,))],
         {},
     ),
+    "sample allowed": (
+        "mo.sample.allowed",
+        [
+            *sampling_operands(floats(2, 75), top_k=5, top_p=0.8),
+            RNG.integers(-(2**31), 2**31, (2, 2)).astype(np.int32),
+        ],
+        [(I64, (2,))],
+        {},
+    ),
     "checked counts": ("mo.check.counts", [np.array([2, 0, 3])], [(I64, (3,))], {"what": "n"}),
     "checked offsets": (
         "mo.check.offsets",
@@ -532,13 +541,13 @@ CASES: dict[
     ),
     "step ready": (
         "mo.step.ready",
-        [np.array([2]), np.array([3]), np.zeros((2, 3), np.bool_)],
+        [np.array([2]), np.array([3]), np.zeros((2, 3), np.int32)],
         [(np.uint8, (1,))],
         {},
     ),
     "step not ready": (
         "mo.step.ready",
-        [np.array([3]), np.array([3]), np.zeros((2, 3), np.bool_)],
+        [np.array([3]), np.array([3]), np.zeros((2, 3), np.int32)],
         [(np.uint8, (1,))],
         {},
     ),

@@ -239,3 +239,47 @@ def test_rows_are_read_a_few_times(
 ) -> None:
     logits = make_row(kind, 70 * LINE, np.random.default_rng(1))
     assert rows_read(monkeypatch, logits, **options) <= most
+
+
+def allowed_logits(logits: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Logits in which those of tokens that may not follow are the least finite float."""
+    allowed = [
+        [t // 32 < len(own) and bool(int(own[t // 32]) >> t % 32 & 1) for t in range(len(row))]
+        for row, own in zip(logits, words, strict=True)
+    ]
+    return np.where(np.array(allowed), logits, np.float32(FORBIDDEN))
+
+
+@settings(max_examples=60)
+@given(
+    size=st.sampled_from([1, 31, 32, 33, 64, 65, 700, MOST_KEPT + 1, BLOCKS * LINE + 1]),
+    kind=st.sampled_from(KINDS),
+    density=st.sampled_from([0.0, 0.002, 0.5, 0.98, 1.0]),
+    fewer=st.sampled_from([-1, 0, 0, 1, 20]),
+    temperature=st.sampled_from([0.0, 1.0, 1.0, 1e30]),
+    top_k=st.sampled_from([-1, 0, 1, 7, 300, MOST_KEPT + 1]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5]),
+    machine=st.sampled_from(["host", "host", "avx2", "generic"]),
+    seed=st.integers(0, 2**32),
+)
+def test_tokens_that_are_not_allowed_have_the_least_logit(
+    size: int,
+    kind: str,
+    density: float,
+    fewer: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    machine: str,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = np.stack([make_row(kind, size, rng) for _ in range(3)])
+    words = max((size + 31) // 32 - fewer, 0)
+    bits = rng.random((3, words, 32)) < density
+    packed = np.packbits(bits, axis=-1, bitorder="little").view(np.int32).reshape(3, words)
+    inputs = operands(logits, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    results = [(np.int64, (3,))]
+    (got,) = run("mo.sample.allowed", [*inputs, packed], results, machine=machine)
+    inputs[0] = allowed_logits(logits, packed)
+    np.testing.assert_array_equal(got, run("mo.sample.token", inputs, results, machine=machine)[0])

@@ -19,7 +19,7 @@ from max.pipelines.structured.call_masks import CallMasks, CallMemory, FollowedR
 from max.pipelines.structured.kept_tokens import KeptTokens
 from max.pipelines.structured.known_masks.string_rules import StringRules
 from max.pipelines.structured.known_masks.string_run import StringRun, TokenTexts
-from max.pipelines.structured.step_masks import MaskThread
+from max.pipelines.structured.step_masks import MaskThread, unpack_mask
 from tests.security.test_panics import panic
 
 OTHER = 63
@@ -82,6 +82,18 @@ def allowed_of(sentences: Sentences, before: tuple[int, ...]) -> set[int]:
     return found | {OTHER} if len(found) == 1 else found
 
 
+def memory_of(batch: int, vocabulary: int, words: int = 2) -> CallMemory:
+    """Memory in which no token may follow."""
+    allowed = np.zeros((batch, (vocabulary + 31) // 32), np.int32)
+    return CallMemory(allowed, np.zeros((batch, vocabulary), np.bool_), words)
+
+
+def allowed_flags(memory: CallMemory) -> Any:
+    """Whether each token may follow ``[batch, vocab]``."""
+    bits = np.unpackbits(memory.allowed.view(np.uint8), axis=1, bitorder="little")
+    return bits[:, : memory.kept.shape[1]].astype(np.bool_)
+
+
 class Call:
     """Takes the place of the number of prepared steps: keeps the tables of each step, and samples its tokens.
 
@@ -99,7 +111,7 @@ class Call:
         self.allowed, self.kept = list[Any](), list[Any]()
 
     def __setitem__(self, place: int, steps: int) -> None:
-        self.allowed.append(self.memory.allowed.copy())
+        self.allowed.append(allowed_flags(self.memory))
         self.kept.append(self.memory.kept.copy())
         assert (place, steps) == (0, len(self.allowed))
         if self.then is not None:
@@ -111,8 +123,7 @@ class Call:
 def call_of(
     rows: list[FollowedRow], tokens: Any, vocabulary: int, ordinary: Any
 ) -> tuple[CallMasks, Call]:
-    shape = len(rows), vocabulary
-    memory = CallMemory(np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), 2)
+    memory = memory_of(len(rows), vocabulary)
     kept = KeptTokens(lambda ends: ordinary, vocabulary)
     return CallMasks(MaskThread(), rows, memory, kept), Call(memory, tokens)
 
@@ -370,7 +381,7 @@ def test_the_same_mask_in_the_next_call() -> None:
 
 
 def test_whether_a_row_has_other_tokens_than_before() -> None:
-    memory = CallMemory(np.zeros((2, 40), np.bool_), np.zeros((2, 40), np.bool_), 2)
+    memory = memory_of(2, 40)
     for row, mask, changes in [
         (0, [5, 0], True),
         (0, [5, 0], False),
@@ -378,7 +389,22 @@ def test_whether_a_row_has_other_tokens_than_before() -> None:
         (0, [5, 1], True),
     ]:
         assert memory.allow(row, np.array(mask, np.int32)) is changes
-    assert [np.flatnonzero(flags).tolist() for flags in memory.allowed] == [[0, 2, 32], [0, 2]]
+    assert [np.flatnonzero(flags).tolist() for flags in allowed_flags(memory)] == [
+        [0, 2, 32],
+        [0, 2],
+    ]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 63, 64, 65, 96, 130])
+def test_a_model_may_have_more_or_fewer_tokens_than_a_mask(vocabulary: int) -> None:
+    """Those past the mask may follow where there is no grammar, as where single steps unpack the mask."""
+    memory, rng = memory_of(1, vocabulary), np.random.default_rng(vocabulary)
+    masks = [memory.all_tokens, *rng.integers(-(2**31), 2**31, (3, 2)).astype(np.int32)]
+    for mask in [*masks, memory.all_tokens, np.array([-1, -2], np.int32), np.zeros(2, np.int32)]:
+        memory.allow(0, mask)
+        np.testing.assert_array_equal(
+            allowed_flags(memory)[0], unpack_mask(mask[None], vocabulary)[0]
+        )
 
 
 def test_the_last_tokens_are_learned_from() -> None:
@@ -414,14 +440,14 @@ def test_known_masks_take_no_thread() -> None:
         FollowedRow(Matcher(sentences), True, frozenset(), run),
         FollowedRow(None, False, frozenset()),
     ]
-    memory = CallMemory(np.ones((2, 8), np.bool_), np.zeros((2, 8), np.bool_), 2)
+    memory = memory_of(2, 8)
     thread, prepared, history = MaskThread(), np.zeros(1, np.int64), np.full((5, 2), -1)
     for _ in range(2):
         ready = ReadyMasks.of(thread, rows, memory, 5)
         assert ready is not None
         ready.begin(history, prepared, 1.0)
         assert prepared[0] == 5
-        assert memory.allowed.tolist() == [[False, True, True, *[False] * 5], [True] * 8]
+        assert allowed_flags(memory).tolist() == [[False, True, True, *[False] * 5], [True] * 8]
         # neither after the end of the string nor after a long token, and the model has two tokens without a text
         assert memory.kept.tolist() == [[False, True, True, *[False] * 5], [True] * 8]
         assert ready.last().tolist() == [[6, 0], [-1, -1]]
@@ -456,7 +482,7 @@ def test_the_thread_has_ended_before_tables_are_written(monkeypatch: pytest.Monk
     Timer(0.05, goes_on.set).start()
     assert ReadyMasks.of(masks._thread, own, call.memory, 1) is not None
     assert masks._work is not None and masks._work.finished.is_set()
-    assert call.memory.kept.all() and call.memory.allowed.all()
+    assert call.memory.kept.all() and allowed_flags(call.memory).all()
 
 
 @pytest.mark.parametrize("jumps", [False, True])
@@ -495,10 +521,7 @@ def test_a_known_mask_is_not_computed_in_a_call(jumps: bool) -> None:
 
 
 def test_tables_of_kept_tokens() -> None:
-    memory, flags = (
-        CallMemory(np.zeros((1, 3), np.bool_), np.zeros((1, 3), np.bool_), 1),
-        [True, False],
-    )
+    memory, flags = memory_of(1, 3, 1), [True, False]
     own = np.array(flags)
     for value, shared, expected in [
         (own, True, [True, False, False]),

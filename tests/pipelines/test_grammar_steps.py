@@ -484,6 +484,8 @@ def test_the_graph_samples_under_masks_and_ends_the_run(seed: int) -> None:
             allowed[:] = True
         kept = rng.random((batch, vocabulary)) < 0.7
         tensors = list(map(Tensor.from_numpy, [logits, *params, seeds.copy(), allowed]))
+        words = np.zeros((batch, 8), np.uint8)
+        words[:, : (vocabulary + 7) // 8] = np.packbits(allowed, axis=1, bitorder="little")
         (expected,) = (out.to_numpy() for out in sampler.execute(*tensors))
         if step == 4:
             expected = np.full(batch, -1)
@@ -492,7 +494,7 @@ def test_the_graph_samples_under_masks_and_ends_the_run(seed: int) -> None:
             *map(
                 Tensor.from_numpy,
                 [
-                    logits, *params, allowed, kept, np.zeros(batch, np.uint64),
+                    logits, *params, words.view(np.int32), kept, np.zeros(batch, np.uint64),
                     np.zeros((batch, 0), np.int64), interrupted, tokens, lengths, most, seeds,
                     history, done, again, prepared,
                 ],
@@ -520,7 +522,7 @@ def test_the_table_is_read_after_the_wait_for_it(tmp_path: Path) -> None:
     # "   2 |  select(v9, v10, v4, …)": a bar marks a launch that begins after all before it have ended
     launches = re.findall(r"^ +\d+ (\|?) +([\w.+]+)\((.*)\)$", done.stderr, re.M)
     names = [name for _, name, _ in launches]
-    wait, read = names.index("step.ready"), names.index("select")
+    wait, read = names.index("step.ready"), names.index("sample.allowed")
     assert wait < read and any(bar for bar, _, _ in launches[wait + 1 : read + 1])
     # the table is the first operand after the numbers of steps
     table = launches[wait][2].split(", ")[6]

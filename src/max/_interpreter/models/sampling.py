@@ -82,6 +82,19 @@ def _sample(
     return np.array(tokens, np.int64)
 
 
+@register("mo.sample.allowed")
+def _sample_allowed(logits: Array, *inputs: Array) -> Array:
+    *parameters, words = inputs
+    if len(words) != len(logits):
+        raise ValueError(f"allowed has {len(words)} rows for {len(logits)} of logits")
+    bits = (words[:, :, None] >> np.arange(32)) & 1
+    flags = bits.reshape(len(words), 32 * words.shape[1])[:, : logits.shape[1]].astype(bool)
+    # tokens past the words are not allowed
+    allowed = np.zeros(logits.shape, bool)
+    allowed[:, : flags.shape[1]] = flags
+    return _sample(np.where(allowed, logits, np.finfo(np.float32).min), *parameters)
+
+
 @register("mo.step.ready")
 def _step_ready(steps: Array, prepared: Array, allowed: Array) -> Array:
     if not len(steps) == len(prepared) == 1:

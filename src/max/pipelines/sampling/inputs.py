@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
-from max.graph import DeviceRef, TensorType, TensorValue, ops
+from max.graph import BufferValue, DeviceRef, TensorType, TensorValue, ops
 from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.pipelines.core.reasoning import ReasoningLimit
@@ -165,6 +165,8 @@ def sample_tokens(
     top_p: TensorValue,
     min_p: TensorValue,
     seed: TensorValue,
+    *,
+    allowed: BufferValue | None = None,
 ) -> TensorValue:
     """Stages the sampling of one token per row.
 
@@ -175,6 +177,9 @@ def sample_tokens(
         top_p: ``[batch]``, float32.
         min_p: ``[batch]``, float32.
         seed: ``[batch]``, uint64.
+        allowed: The tokens that may follow, int32 ``[batch, words]``: token ``t`` if bit ``t % 32`` of word ``t // 32``
+            is 1; None: all. Others have the least finite logit, as by
+            :func:`~max.pipelines.sampling.graph.allowed_logits`.
 
     Returns:
         int64 ``[batch]``; with temperature 0 or top_k 1 the likeliest token, of equal ones the lowest; -1 where all
@@ -182,4 +187,7 @@ def sample_tokens(
     """
     if logits.dtype != DType.float32:
         logits = ops.cast(logits, DType.float32)
-    return stage_declared("sample.token", [logits, temperature, top_k, top_p, min_p, seed])[0]
+    inputs = [logits, temperature, top_k, top_p, min_p, seed]
+    if allowed is not None:
+        return stage_declared("sample.allowed", [*inputs, allowed])[0]
+    return stage_declared("sample.token", inputs)[0]

@@ -29,7 +29,6 @@ from max.pipelines.structured.step_masks import (
     OverdueMatcher,
     StepMasks,
     forced_tokens,
-    unpack_mask,
 )
 
 _FIRST_LOOK, _NEXT_LOOK = 31 / 32, 1 / 8
@@ -45,17 +44,15 @@ class CallMemory:
     """What a call reads while the thread writes it.
 
     Args:
-        allowed: Whether a token may follow, ``[batch, vocab]``.
+        allowed: Whether a token may follow, one bit per token of the model, int32 ``[batch, ceil(vocab / 32)]``.
         kept: Whether a further step may follow a token, ``[batch, vocab]``.
-        words: The number of words of a mask.
+        words: The number of words of a mask, one bit per token of the tokenizer.
     """
 
-    def __init__(self, allowed: Flags, kept: Flags, words: int) -> None:
+    def __init__(self, allowed: Mask, kept: Flags, words: int) -> None:
         self.allowed, self.kept, self.words = allowed, kept, words
         self.all_tokens = np.full(words, -1, np.int32)
         """The mask that allows all."""
-        self._masks = np.zeros((len(allowed), words), np.int32)
-        """Those whose tokens are allowed."""
         self._flags: list[Flags | None] = [None] * len(allowed)
         """What each row was set to last; None: to one value."""
         self._shared: list[Mask | None] = [None] * len(allowed)
@@ -72,10 +69,14 @@ class CallMemory:
         if shared and self._shared[row] is mask:
             return False
         self._shared[row] = mask if shared else None
-        if self._masks[row].tobytes() == mask.tobytes():
+        own = self.allowed[row]
+        # a model may have more logits than its tokenizer has tokens, or fewer
+        width = min(len(mask), len(own))
+        if own[:width].tobytes() == mask[:width].tobytes():
             return False
-        self._masks[row] = mask
-        self.allowed[row] = unpack_mask(mask[None], self.allowed.shape[1])[0]
+        own[:width] = mask[:width]
+        # without a grammar tokens past the mask may follow, too
+        own[width:] = -1 if width < len(own) and (mask == -1).all() else 0
         return True
 
     def keep(self, row: int, flags: Flags | bool, shared: bool = False) -> None:

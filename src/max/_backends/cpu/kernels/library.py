@@ -21,6 +21,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.gated_delta.ragged": "recurrence.delta_rule",
     "mo.frequencies.update": "generation.frequencies",
     "mo.sample.token": "generation.sampling",
+    "mo.sample.allowed": "generation.sampling",
     "mo.penalties": "generation.penalties",
     "mo.step.ready": "generation.step_ready",
     "mo.next_step.ragged.paged": "generation.next_step",

@@ -18,26 +18,46 @@ def _token_types(types: NamedTypes, attrs: Attrs) -> Types:
     return (TensorType.get(DType.int64, logits.shape[:1], logits.device),)
 
 
+_SAMPLED = (
+    # [batch, vocabulary]; the others: [batch]
+    Operand("logits", _F32, 2),
+    Operand("temperature", _F32, 1),
+    Operand("top_k", _I64, 1),
+    Operand("top_p", _F32, 1),
+    Operand("min_p", _F32, 1),
+    Operand("seed", _U64, 1),
+)
+_TAKES_SAMPLED = (
+    "logits f32 `[batch, vocab]`, temperature f32 `[batch]`, top_k si64 `[batch]` "
+    "(≤ 0: all), top_p, min_p f32 `[batch]`, seed ui64 `[batch]`"
+)
+
 define(
     declare(
         "mo.sample.token",
-        (
-            # [batch, vocabulary]; the others: [batch]
-            Operand("logits", _F32, 2),
-            Operand("temperature", _F32, 1),
-            Operand("top_k", _I64, 1),
-            Operand("top_p", _F32, 1),
-            Operand("min_p", _F32, 1),
-            Operand("seed", _U64, 1),
-        ),
+        _SAMPLED,
         1,
         _token_types,
-        takes=(
-            "logits f32 `[batch, vocab]`, temperature f32 `[batch]`, top_k si64 `[batch]` "
-            "(≤ 0: all), top_p, min_p f32 `[batch]`, seed ui64 `[batch]`"
-        ),
+        takes=_TAKES_SAMPLED,
         gives="si64 `[batch]`",
         doc="temperature 0 or top_k 1 is greedy; ties take the lowest index",
+    )
+)
+
+define(
+    declare(
+        "mo.sample.allowed",
+        # [batch, words]: what the host writes, so that it is read in its place
+        (*_SAMPLED, Operand("allowed", (DType.int32,), 2, is_buffer=True)),
+        1,
+        _token_types,
+        chained=True,
+        takes=f"{_TAKES_SAMPLED}; buffer allowed si32 `[batch, words]`; chain",
+        gives="si64 `[batch]`, chain",
+        doc=(
+            "`mo.sample.token` of logits in which those of other tokens are the least finite float; token "
+            "t is allowed if bit t % 32 of word t / 32 of its row is 1, and not if the row has no such word"
+        ),
     )
 )
 
@@ -112,13 +132,13 @@ define(
         (
             Operand("steps", _I64, 1, is_buffer=True),
             Operand("prepared", _I64, 1, is_buffer=True),
-            # [batch, vocabulary]: what the host prepares, so that it is read after the op
-            Operand("allowed", (DType.bool,), 2, is_buffer=True),
+            # [batch, words]: what the host prepares, so that it is read after the op
+            Operand("allowed", (DType.int32,), 2, is_buffer=True),
         ),
         1,
         _ready_types,
         chained=True,
-        takes="buffers steps si64 `[1]`, prepared si64 `[1]`, allowed bool `[batch, vocab]`; chain",
+        takes="buffers steps si64 `[1]`, prepared si64 `[1]`, allowed si32 `[batch, words]`; chain",
         gives="ui8 `[1]`, chain",
         doc=(
             "1 if the host has prepared the table `allowed` of step `steps`, whose number is below "

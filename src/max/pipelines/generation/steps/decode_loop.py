@@ -31,7 +31,6 @@ from max.pipelines.generation.steps.reusable_inputs import has_same_requests
 from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
 from max.pipelines.models.inputs import ModelInputs
 from max.pipelines.models.pipeline_model import PipelineModel
-from max.pipelines.sampling.graph import allowed_logits
 from max.pipelines.sampling.inputs import (
     SEED_MASK,
     SamplingInputs,
@@ -49,7 +48,8 @@ class TokenTables(NamedTuple):
     """What the grammars of a batch say of each token, in memory that the host writes while steps run.
 
     Args:
-        allowed_tokens: Whether a token may follow, bool ``[batch, vocab]``.
+        allowed_tokens: Whether a token may follow, a bit a token, int32
+            ``[batch, ceil(vocab / 32)]``.
         continuing_tokens: Whether a further step may follow a token, bool ``[batch, vocab]``.
     """
 
@@ -122,12 +122,11 @@ def constrained_step_graph(device: DeviceRef) -> Graph:
     Args:
         device: The device of the model.
     """
-    table = TensorType(DType.bool, ["batch", "vocab"], device)
     types = [
         TensorType(DType.float32, ["batch", "vocab"], device),
         *sampling_input_types(device)[:-1],
-        BufferType(DType.bool, ["batch", "vocab"], device),
-        table,
+        BufferType(DType.int32, ["batch", "words"], device),
+        TensorType(DType.bool, ["batch", "vocab"], device),
         *_next_step_types(device),
         BufferType(DType.int64, [1], device),
     ]
@@ -140,8 +139,7 @@ def constrained_step_graph(device: DeviceRef) -> Graph:
         # before the tables are read
         (ready,) = stage_declared("step.ready", [changed[5], prepared, allowed])
         seeds = ops.buffer_load(changed[3])
-        logits = allowed_logits(logits, ops.buffer_load(allowed))
-        tokens = sample_tokens(logits, temperature, top_k, top_p, min_p, seeds)
+        tokens = sample_tokens(logits, temperature, top_k, top_p, min_p, seeds, allowed=allowed)
         none = ops.constant(NO_TOKEN, DType.int64, device)
         tokens = ops.where(ops.cast(ready, DType.bool), tokens, none)
         # a negative token ends the run by itself
@@ -201,14 +199,15 @@ class DecodeLoop:
 
     def token_tables(
         self, batch: int, vocabulary: int
-    ) -> tuple[TokenTables, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    ) -> tuple[TokenTables, npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
         """Makes the tables of a batch, in which no token may follow; and the same memory for the host.
 
         Args:
             batch: The number of requests.
             vocabulary: The number of logits of a token.
         """
-        allowed, allowed_array = self._share_memory(DType.bool, (batch, vocabulary))
+        words = (vocabulary + 31) // 32
+        allowed, allowed_array = self._share_memory(DType.int32, (batch, words))
         kept, kept_array = self._share_memory(DType.bool, (batch, vocabulary))
         return TokenTables(allowed, kept), allowed_array, kept_array
 

@@ -59,7 +59,7 @@ class GrammarSteps:
             tables, allowed, kept = self._loop.token_tables(len(batch), self._vocabulary)
             words = max(self._constraints.words(), 1)
             own = _Memory(tables, call_masks.CallMemory(allowed, kept, words))
-            # of one size only: [batch, vocab] twice takes memory
+            # of one size only: [batch, vocab] takes memory
             self._memory = {len(batch): own}
         jumps = list(map(jumps_ahead, batch))
         masks = self._constraints.call_masks(batch, jumps, own.memory, self._kept, steps)

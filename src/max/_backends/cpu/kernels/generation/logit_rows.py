@@ -134,8 +134,9 @@ def has_number(row: LogitRow) -> Any:
     """Whether a logit is not NaN."""
     any_number = False
     for j, mask in k.vectors(row.logits.shape[0], LINE):
-        logits = row.logits.load(j, width=LINE, mask=mask, other=float("nan"))
-        any_number = any_number or k.any(logits == logits)
+        logits = load_logits(row, j, mask, LINE)
+        numbers = logits == logits
+        any_number = any_number or k.any(numbers if mask is None else numbers & mask)
     return any_number
 
 

@@ -157,20 +157,40 @@ def drawn_token(d: Distribution, choice: Choice, m: Memory) -> Any:
     return token
 
 
-@k.kernel
-def sample_token(
-    out: k.Output,
-    logits: k.Input[k.f32, 2],
-    temperature: k.Input,
-    top_k: k.Input,
-    top_p: k.Input,
-    min_p: k.Input,
-    seed: k.Input,
-    ctx: k.Context,
-) -> None:
-    """`out[row]` is the token drawn from row `row` of `logits`; greedy where the temperature is 0 or `top_k` is 1;
-    `NO_TOKEN` where all logits are NaN.
+class Parameters(NamedTuple):
+    """The sampling parameters of each row `[batch]`.
+
+    Args:
+        temperature: 0 is greedy.
+        top_k: 1 is greedy, 0 and less is all tokens.
+        top_p: In [0, 1].
+        min_p: In [0, 1].
+        seed: u64.
     """
+
+    temperature: k.Input
+    top_k: k.Input
+    top_p: k.Input
+    min_p: k.Input
+    seed: k.Input
+
+
+@k.inline
+def check_parameters(p: Parameters, b: k.Integer) -> None:
+    """Refuses parameters of a row that are out of range, or NaN."""
+    if not p.temperature[b] >= 0:
+        raise ValueError("the temperature of row {} is {}, expected 0 or more", b, p.temperature[b])
+    if not (p.top_p[b] >= 0 and p.top_p[b] <= 1):
+        raise ValueError("top_p of row {} is {}, expected 0 to 1", b, p.top_p[b])
+    if not (p.min_p[b] >= 0 and p.min_p[b] <= 1):
+        raise ValueError("min_p of row {} is {}, expected 0 to 1", b, p.min_p[b])
+
+
+@k.inline
+def sample_rows(
+    out: k.View, logits: k.View, p: Parameters, words: k.View | None, ctx: k.Context
+) -> None:
+    """Samples a token of each row, with `words` among the tokens whose bits are set."""
     tops = ctx.scratch(k.f32, (BLOCKS, LINE))
     memory = Memory(
         Candidates(
@@ -186,33 +206,49 @@ def sample_token(
     if logits.shape[1] == 0 and batch > 0:
         raise ValueError("the logits have 0 columns, expected 1 or more")
     check_size("the result", out.shape[0], batch)
-    check_size("temperature", temperature.shape[0], batch)
-    check_size("top_k", top_k.shape[0], batch)
-    check_size("top_p", top_p.shape[0], batch)
-    check_size("min_p", min_p.shape[0], batch)
-    check_size("seed", seed.shape[0], batch)
-    for b in ctx.parallel(logits.shape[0], grain=1):
-        # also refuses NaN
-        if not temperature[b] >= 0:
-            raise ValueError(
-                "the temperature of row {} is {}, expected 0 or more", b, temperature[b]
-            )
-        if not (top_p[b] >= 0 and top_p[b] <= 1):
-            raise ValueError("top_p of row {} is {}, expected 0 to 1", b, top_p[b])
-        if not (min_p[b] >= 0 and min_p[b] <= 1):
-            raise ValueError("min_p of row {} is {}, expected 0 to 1", b, min_p[b])
-        row = row_in_blocks(logits[b], None, tops)
+    check_size("temperature", p.temperature.shape[0], batch)
+    check_size("top_k", p.top_k.shape[0], batch)
+    check_size("top_p", p.top_p.shape[0], batch)
+    check_size("min_p", p.min_p.shape[0], batch)
+    check_size("seed", p.seed.shape[0], batch)
+    if words is not None:
+        check_size("allowed", words.shape[0], batch)
+    for b in ctx.parallel(batch, grain=1):
+        check_parameters(p, b)
+        row = row_in_blocks(logits[b], None if words is None else words[b], tops)
         peak = find_tops(row)
-        count = k.i64(top_k[b])
+        count = k.i64(p.top_k[b])
         # a row of only -inf or NaN has no distribution
-        if temperature[b] > 0 and count != 1 and peak > NEGATIVE_INFINITY:
-            d = Distribution(row, peak, temperature[b], LOG2_E / temperature[b])
-            choice = Choice(count, top_p[b], min_p[b], uniform(k.u64(seed[b])))
+        if p.temperature[b] > 0 and count != 1 and peak > NEGATIVE_INFINITY:
+            d = Distribution(row, peak, p.temperature[b], LOG2_E / p.temperature[b])
+            choice = Choice(count, p.top_p[b], p.min_p[b], uniform(k.u64(p.seed[b])))
             out[b] = drawn_token(d, choice, memory)
         elif peak > NEGATIVE_INFINITY or has_number(row):
             out[b] = first_of(row, peak)
         else:
             out[b] = NO_TOKEN
+
+
+@k.kernel
+def sample_token(out: k.Output, logits: k.Input[k.f32, 2], p: Parameters, ctx: k.Context) -> None:
+    """`out[row]` is the token drawn from row `row` of `logits`; greedy where the temperature is 0 or `top_k` is 1;
+    `NO_TOKEN` where all logits are NaN.
+    """
+    sample_rows(out, logits, p, None, ctx)
+
+
+@k.kernel
+def sample_allowed(
+    out: k.Output,
+    logits: k.Input[k.f32, 2],
+    p: Parameters,
+    words: k.InOut[k.i32, 2],
+    ctx: k.Context,
+) -> None:
+    """As `sample_token`, where the logits of tokens whose bits in `words` `[batch, words]` are 0, and of those past the
+    words, are `FORBIDDEN`.
+    """
+    sample_rows(out, logits, p, words, ctx)
 
 
 def _lower_sample(
@@ -222,11 +258,17 @@ def _lower_sample(
     target: k.Target,
 ) -> KernelCall:
     """The call for `mo.sample.token`."""
-    args = (
-        view("result", 0, results[0]),
-        *operand_views(operands),
-    )
-    return KernelCall(sample_token, args)
+    return KernelCall(sample_token, (view("result", 0, results[0]), *operand_views(operands)))
 
 
-LOWERINGS = {"mo.sample.token": _lower_sample}
+def _lower_allowed(
+    operands: Sequence[Operand],
+    results: Sequence[Operand],
+    attributes: Mapping[str, Any],
+    target: k.Target,
+) -> KernelCall:
+    """The call for `mo.sample.allowed`."""
+    return KernelCall(sample_allowed, (view("result", 0, results[0]), *operand_views(operands)))
+
+
+LOWERINGS = {"mo.sample.token": _lower_sample, "mo.sample.allowed": _lower_allowed}
