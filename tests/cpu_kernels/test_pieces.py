@@ -20,7 +20,14 @@ from max._backends.cpu.kernels.convolution.patches import (
     copy_patches,
     find_patches,
 )
-from max._backends.cpu.kernels.generation.sampling import Distribution, bisected_threshold
+from max._backends.cpu.kernels.generation.candidates import MOST_KEPT
+from max._backends.cpu.kernels.generation.logit_rows import (
+    Distribution,
+    find_tops,
+    lowest_logit,
+    row_in_blocks,
+)
+from max._backends.cpu.kernels.generation.row_cuts import count_cut, mass_row_cut, worker_memory
 from max._backends.cpu.kernels.products.blocking import (
     BLOCK_PANELS,
     BLOCK_ROWS,
@@ -149,11 +156,14 @@ def test_copies_of_patches(begin: int, end: int, pair: int, rng: np.random.Gener
 
 @k.kernel
 def thresholds(
-    out: k.Output, last: k.Output, row: k.Input, ctx: k.Context, *, count: int, share: float
+    out: k.Output, number: k.Output, row: k.Input, ctx: k.Context, *, count: int, share: float
 ) -> None:
-    """The thresholds of a row that keep `count` tokens and `share` of their mass."""
-    d = Distribution(row, k.f32(0), k.f32(1), 4)
-    out[0], last[0] = bisected_threshold(d, k.i64(count), k.f32(share))
+    """The threshold of a row that keeps `count` tokens and `share` of their mass, and how many equal ones it keeps."""
+    m = worker_memory(ctx)
+    blocks = row_in_blocks(row, None, m.tops)
+    d = Distribution(blocks, find_tops(blocks), k.f32(1), k.f32(np.log2(np.e)))
+    threshold, ties = count_cut(d, k.i64(count), lowest_logit(d, k.f32(0)))
+    out[0], number[0] = mass_row_cut(d, k.f32(share), threshold, ties, m)
 
 
 @pytest.mark.parametrize("ties", [1, 3, 4, 5, 6])
@@ -161,18 +171,18 @@ def test_mass_that_is_rounded_up_keeps_no_more_equals_than_top_k(ties: int) -> N
     """Beside 100 weights of 1 a weight of 1e-6 is a fraction of the last bit."""
     row = np.zeros(120, np.float32)
     row[100:] = np.log(1e-6)
-    threshold, last = np.zeros(1, np.float32), np.zeros(1, np.int64)
+    threshold, number = np.zeros(1, np.float32), np.zeros(1, np.int64)
     params = {"count": 100 + ties, "share": float(np.nextafter(np.float32(1), np.float32(0)))}
-    k.interpret(thresholds, [threshold, last, row], params, target=target("avx2"))
+    k.interpret(thresholds, [threshold, number, row], params, target=target("avx2"))
     if threshold[0] == row[-1]:
-        assert last[0] <= 99 + ties
+        assert number[0] <= ties
     else:
-        assert threshold[0] == 0 and last[0] >= 99
+        assert threshold[0] == 0 and number[0] == 100
 
 
-@pytest.mark.parametrize("top_k", [255, 256, 257, 300])
-def test_candidates_fit_into_the_heap(top_k: int, rng: np.random.Generator) -> None:
-    logits = rng.standard_normal((1, 400)).astype(np.float32)
+@pytest.mark.parametrize("top_k", [MOST_KEPT - 1, MOST_KEPT, MOST_KEPT + 1])
+def test_candidates_fit_into_their_memory(top_k: int, rng: np.random.Generator) -> None:
+    logits = rng.standard_normal((1, MOST_KEPT + 60)).astype(np.float32)
     given_ = sampling_operands(logits, top_k=top_k, seed=7)
     result = [(np.int64, (1,))]
     got = interpreted("mo.sample.token", given_, result)

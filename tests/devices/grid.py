@@ -26,13 +26,10 @@ from xdsl.ir import Block
 from max import kernel as k
 from max._backends import Backend, BackendOptions, register_backend
 from max._backends.backend import BackendPass, PassPlace, RunsHere, SharedBlock
-from max._backends.cpu.kernels.generation.sampling import (
-    NEGATIVE_INFINITY,
-    NO_TOKEN,
-    SMALL_K,
-    Distribution,
-    drawn_token,
-)
+from max._backends.cpu.kernels.attention.online_softmax import LOG2_E, NEGATIVE_INFINITY
+from max._backends.cpu.kernels.generation.logit_rows import Distribution, find_tops, row_in_blocks
+from max._backends.cpu.kernels.generation.row_cuts import worker_memory
+from max._backends.cpu.kernels.generation.sampling import NO_TOKEN, Choice, drawn_token, uniform
 from max._backends.kernel_call import (
     Geometry,
     KernelCall,
@@ -307,8 +304,7 @@ def sample_in_blocks(
     ctx: k.Context,
 ) -> None:
     """Samples the row of a block. Its workers find the greatest logits of its parts, and meet; one of them draws."""
-    values = ctx.scratch(k.f32, (SMALL_K,))
-    indices = ctx.scratch(k.i64, (SMALL_K,))
+    memory = worker_memory(ctx)
     row = rows.logits[block]
     size, parts = row.shape[0], of_workers.shape[1]
     for (part,) in ctx.parallel((parts,)):
@@ -329,11 +325,13 @@ def sample_in_blocks(
             )
         token = best
         if best >= 0 and temperature > 0 and count != 1:
-            peak = row[best]
+            in_blocks = row_in_blocks(row, None, memory.tops)
+            peak = find_tops(in_blocks)
             if peak > NEGATIVE_INFINITY:
-                d = Distribution(row, peak, 1 / temperature, ctx.target.width(k.f32))
-                top_p, min_p, seed = rows.top_p[block], rows.min_p[block], rows.seed[block]
-                token = drawn_token(d, best, count, top_p, min_p, seed, values, indices)
+                d = Distribution(in_blocks, peak, temperature, LOG2_E / temperature)
+                u = uniform(k.u64(rows.seed[block]))
+                choice = Choice(count, rows.top_p[block], rows.min_p[block], u)
+                token = drawn_token(d, choice, memory)
         out[block] = token
 
 

@@ -13,6 +13,7 @@ from max import kernel as k
 from max._backends.cpu.kernels.attention.online_softmax import NEGATIVE_INFINITY
 from max._backends.cpu.kernels.generation.candidates import (
     CAPACITY,
+    Candidates,
     bound_of,
     gather_candidates,
     mass_cut,
@@ -21,6 +22,7 @@ from max._backends.cpu.kernels.generation.candidates import (
     weigh_candidates,
 )
 from max._backends.cpu.kernels.generation.logit_rows import (
+    BLOCKS,
     LINE,
     Distribution,
     LogitRow,
@@ -44,16 +46,34 @@ class Memory(NamedTuple):
     """Scratch memory of a worker.
 
     Args:
+        tops: Of the greatest logits of lanes `[BLOCKS, LINE]`.
         candidates: Of candidates.
         bounds: Of the bounds of a pass `[BOUNDS]`.
         masses: Of the weights above them, f64 `[BOUNDS]`.
         sums: Of the weights of blocks `[BLOCKS]`.
     """
 
+    tops: Any
     candidates: Any
     bounds: Any
     masses: Any
     sums: Any
+
+
+@k.inline
+def worker_memory(ctx: k.Context) -> Any:
+    """The scratch memory of this worker."""
+    return Memory(
+        ctx.scratch(k.f32, (BLOCKS, LINE)),
+        Candidates(
+            ctx.scratch(k.f32, (CAPACITY + LINE,)),
+            ctx.scratch(k.i32, (CAPACITY + LINE,)),
+            ctx.scratch(k.f32, (CAPACITY + LINE,)),
+        ),
+        ctx.scratch(k.f32, (BOUNDS,)),
+        ctx.scratch(k.f64, (BOUNDS,)),
+        ctx.scratch(k.f32, (BLOCKS,)),
+    )
 
 
 class Cut(NamedTuple):

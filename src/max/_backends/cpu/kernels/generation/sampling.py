@@ -26,9 +26,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._backends.cpu.kernels.attention.online_softmax import LOG2_E, NEGATIVE_INFINITY
 from max._backends.cpu.kernels.generation.candidates import (
-    CAPACITY,
     MOST_KEPT,
-    Candidates,
     bound_of,
     drawn_candidate,
     gather_candidates,
@@ -48,13 +46,13 @@ from max._backends.cpu.kernels.generation.logit_rows import (
     row_in_blocks,
 )
 from max._backends.cpu.kernels.generation.row_cuts import (
-    BOUNDS,
     Cut,
     Memory,
     count_cut,
     drawn_from_row,
     mass_row_cut,
     place_of_tie,
+    worker_memory,
 )
 from max._backends.cpu.kernels.operand_checks import check_size
 from max._backends.kernel_call import KernelCall, Operand, operand_views, view
@@ -191,17 +189,7 @@ def sample_rows(
     out: k.View, logits: k.View, p: Parameters, words: k.View | None, ctx: k.Context
 ) -> None:
     """Samples a token of each row, with `words` among the tokens whose bits are set."""
-    tops = ctx.scratch(k.f32, (BLOCKS, LINE))
-    memory = Memory(
-        Candidates(
-            ctx.scratch(k.f32, (CAPACITY + LINE,)),
-            ctx.scratch(k.i32, (CAPACITY + LINE,)),
-            ctx.scratch(k.f32, (CAPACITY + LINE,)),
-        ),
-        ctx.scratch(k.f32, (BOUNDS,)),
-        ctx.scratch(k.f64, (BOUNDS,)),
-        ctx.scratch(k.f32, (BLOCKS,)),
-    )
+    memory = worker_memory(ctx)
     batch = logits.shape[0]
     if logits.shape[1] == 0 and batch > 0:
         raise ValueError("the logits have 0 columns, expected 1 or more")
@@ -215,7 +203,7 @@ def sample_rows(
         check_size("allowed", words.shape[0], batch)
     for b in ctx.parallel(batch, grain=1):
         check_parameters(p, b)
-        row = row_in_blocks(logits[b], None if words is None else words[b], tops)
+        row = row_in_blocks(logits[b], None if words is None else words[b], memory.tops)
         peak = find_tops(row)
         count = k.i64(p.top_k[b])
         # a row of only -inf or NaN has no distribution
