@@ -128,6 +128,20 @@ def test_large_vocabularies(size: int, kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("top_p", [0.0, 0.3, 0.9])
+def test_a_nucleus_of_two_neighboring_logits(top_p: float) -> None:
+    """The cut to many tokens goes through those one unit in the last place below the greatest."""
+    logits = np.full((40, 3000), np.nextafter(np.float32(2), np.float32(0)))
+    logits[:, 1000:1900] = 2
+    got = check(operands(logits, top_k=MOST_KEPT + 50, top_p=top_p))
+    # the greatest ones come first, then the others from the first index on
+    others = max(int(np.ceil(top_p * (MOST_KEPT + 50))) - 900, 0)
+    assert {*got.tolist()} <= {
+        *range(min(others, 1000)),
+        *range(1000, 1900 + max(others - 1000, 0)),
+    }
+
+
 PATHS: dict[str, dict[str, float]] = {
     "no cut": {},
     "min_p": {"min_p": 0.02},

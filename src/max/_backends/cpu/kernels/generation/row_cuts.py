@@ -149,18 +149,6 @@ class Interval(NamedTuple):
 
 
 @k.inline
-def low_key(bound: k.Value) -> Any:
-    """The order key of a bound below an interval: of the zeros the greater one, as they are equal floats."""
-    return k.i32(0) if bound == 0 else order_key(bound)
-
-
-@k.inline
-def high_key(logit: k.Value) -> Any:
-    """The order key of the greatest logit of an interval: of the zeros the smaller one."""
-    return k.i32(-1) if logit == 0 else order_key(logit)
-
-
-@k.inline
 def write_bounds(bounds: k.View, interval: Interval, bottom: k.Value, passes: k.Integer) -> None:
     """Writes bounds in an interval, the greatest first; the last one is that of the interval.
 
@@ -242,15 +230,15 @@ def mass_row_cut(
     bounds = m.bounds
     masses = m.masses
     bottom = k.max(first_bottom(d, share), lowest)
-    low = low_key(lowest)
-    high = high_key(d.peak)
+    low = order_key(lowest)
+    high = order_key(d.peak)
     above = k.f64(0)
-    # of the equal ones, whose weight is 1 if nothing is above them
-    mass = k.f64(share) * k.f64(ties)
+    mass = k.f64(0)
     passes = k.i64(0)
     fits = False
-    tied = not lowest < d.peak
-    while k.i64(high) - k.i64(low) > 1 and not fits and not tied:
+    tied = False
+    # one pass at least, for the mass of all
+    while passes == 0 or (k.i64(high) - k.i64(low) > 1 and not fits and not tied):
         write_bounds(bounds, Interval(low, high), bottom, passes)
         masses_above(d, from_order_key(high), bounds, masses)
         if passes == 0:
@@ -268,8 +256,8 @@ def mass_row_cut(
             inside = masses[place] - before
             above += before
             bound = bounds[place]
-            high = high_key(bounds[place - 1]) if place > 0 else high
-            low = low_key(bound)
+            high = order_key(bounds[place - 1]) if place > 0 else high
+            low = order_key(bound)
             # each token in the interval has more weight than its bound
             fits = inside * 1.01 <= k.f64(weight_of(bound, d)) * (CAPACITY - 2 * LINE)
     threshold = from_order_key(high)
