@@ -104,6 +104,13 @@ def test_parts_of_fused_projections() -> None:
         np.testing.assert_array_equal(tensor.values(), joined)
         own = [f"layers.0.{name}.weight", *(f"{stem}.{part}.weight" for part in parts)]
         assert tensor.input_names == own
+    # experts beside a dense layer are joined in any case
+    arrays = random_weights(
+        mlp__beside__experts__gate_proj__weight=(2, 3, WIDTH), mlp__beside__experts__up_proj__weight=(2, 3, WIDTH)
+    )  # fmt: skip
+    form = replace(FORM, layer={"ffn_up": "mlp.beside.experts.gate_up_proj"})
+    (tensor,) = written(config, arrays, form).values()
+    np.testing.assert_array_equal(tensor.values(), np.concatenate([*arrays.values()], 1))
     assert StoredWeight("lm_head.weight", "", (), lambda: joined).input_names == ["lm_head.weight"]
 
 
@@ -132,6 +139,7 @@ def test_heads_of_delta_nets(tiled: bool) -> None:
         mixer__in_proj_qkv__weight=(36, WIDTH), mixer__in_proj_z__weight=(24, WIDTH),
         mixer__in_proj_b__weight=(6, WIDTH), mixer__in_proj_a__weight=(6, WIDTH), mixer__dt_bias=(6,), mixer__A=(6,),
         mixer__conv1d__weight=(2, 36), mixer__norm__weight=(4,), mixer__out_proj__weight=(WIDTH, 24),
+        mlp__up_proj__weight=(24, WIDTH), mlp__down_proj__weight=(WIDTH, 24),
     )  # fmt: skip
     names = {"attn_qkv": "mixer.in_proj_qkv"}
     tensors = written(config_of(form), arrays, replace(FORM, layer=names))
@@ -144,6 +152,9 @@ def test_heads_of_delta_nets(tiled: bool) -> None:
     ):  # fmt: skip
         array = arrays[f"layers.0.mixer.{name}"][order]
         np.testing.assert_array_equal(tensors[f"layers.0.mixer.{name}"].values(), array, name)
+    for name in ("layers.0.mlp.up_proj.weight", "layers.0.mlp.down_proj.weight"):
+        np.testing.assert_array_equal(tensors[name].values(), arrays[name])
+        assert tensors[name].column_order is None
     # columns of the last projection; files have the taps of a channel side by side
     last = tensors["layers.0.mixer.out_proj.weight"]
     np.testing.assert_array_equal(
@@ -244,9 +255,8 @@ def test_factors_of_layers_side_by_side(tied: bool) -> None:
             mixer__out_proj__weight=(WIDTH, 4), mlp__gate_proj__weight=(6, WIDTH), mlp__up_proj__weight=(6, WIDTH),
             mlp__down_proj__weight=(WIDTH, 6),
         )  # fmt: skip
-        arrays["embed_tokens.weight"] = (
-            np.random.default_rng(1).normal(size=(7, WIDTH)).astype(np.float32)
-        )
+        table = np.random.default_rng(1).normal(size=(7, WIDTH)).astype(np.float32)
+        arrays = {"embed_tokens.weight": table, **arrays}
         if not tied:
             arrays["lm_head.weight"] = arrays["embed_tokens.weight"] + 1
         tensors = written(config, arrays)
