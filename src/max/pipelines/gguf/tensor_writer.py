@@ -235,7 +235,8 @@ def _norm_offset(config: DecoderConfig, stem: str) -> float:
         attention = config.first_form(AttentionForm)
         spec = None if attention is None else attention.qk_norm
         return 0.0 if spec is None else spec.form.offset
-    if "norm" not in stem or ".mixer." in stem or "layernorm" in stem and ".self_attn." in stem:
+    # norms of latents and of recurrent layers have their plain weights
+    if "norm" not in stem or ".mixer." in stem or ".self_attn." in stem:
         return 0.0
     return config.norm.offset
 
