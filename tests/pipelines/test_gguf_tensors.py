@@ -283,6 +283,22 @@ def test_factors_of_layers_side_by_side(tied: bool) -> None:
         np.testing.assert_array_equal(output.values(), (embedding + (not tied)) / 8)
 
 
+def test_models_without_such_factors() -> None:
+    attention, mamba = AttentionForm(2, 1, 4, scale=0.3), Mamba2Form(2, 2, 1, 3, in_factor=1.5)
+    delta = DeltaNetForm(6, 2, 3, 4, 2, fused=False)
+    arrays = random_weights(
+        self_attn__k_proj__weight=(4, WIDTH), self_attn__o_proj__weight=(WIDTH, 8)
+    )
+    arrays["lm_head.weight"] = np.ones((7, WIDTH), np.float32)
+    for mixer, feed_forward in (
+        (mamba, MLPForm(6)), (ParallelHybridForm(attention, delta, attention_out=2.0), MLPForm(6)),
+        (ParallelHybridForm(attention, mamba, attention_out=2.0), None),
+    ):  # fmt: skip
+        tensors = written(config_of(mixer, feed_forward=feed_forward, logits_scaling=8.0), arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(tensors[name].values(), array)
+
+
 def test_tables_of_rotations() -> None:
     parameters = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_position_embeddings": 64}  # fmt: skip
