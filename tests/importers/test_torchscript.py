@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 import max.torch  # noqa: E402
 from max.dtype import DType  # noqa: E402
 from max.engine import InferenceSession, TorchInputSpec  # noqa: E402
-from max.importers.errors import ImportFailure, ModelFileError  # noqa: E402
+from max.importers.errors import ImportFailure, ModelFileError, error_line  # noqa: E402
 from max.importers.torch.script import walk  # noqa: E402
 from max.importers.torch.script.program import ScriptProgram  # noqa: E402
 
@@ -191,6 +191,12 @@ def test_numbers_have_the_declared_types():
         assert found.dtype is expected.dtype
         assert found.tolist() == expected.tolist()
         assert torch.equal(torch.signbit(found), torch.signbit(expected))
+
+
+def test_errors_are_told_in_a_line():
+    assert error_line(ValueError("\n a thing\nand more")) == "ValueError: a thing"
+    assert error_line(KeyError()) == "KeyError: no message"
+    assert error_line(RuntimeError("x" * 1000)) == f"RuntimeError: {'x' * 300}"
 
 
 def test_data_that_decides_is_an_error():

@@ -13,7 +13,18 @@ __all__ = [
     "Problem",
     "Unsupported",
     "UnsupportedOpsError",
+    "error_line",
 ]
+
+
+def error_line(error: BaseException) -> str:
+    """The kind of an error, and the first line of its message: those of torch may have hundreds.
+
+    Args:
+        error: The error.
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
 
 
 class ModelFileError(ValueError):

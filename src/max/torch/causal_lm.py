@@ -18,7 +18,7 @@ import torch
 from max.driver import Tensor
 from max.engine import InferenceSession, Model
 from max.graph import Graph
-from max.importers.errors import ImportFailure, UnsupportedOpsError
+from max.importers.errors import ImportFailure, UnsupportedOpsError, error_line
 from max.importers.torch.element_types import array_of
 from max.torch.exported import from_exported
 
@@ -176,8 +176,8 @@ class _Step(torch.nn.Module):
             self._call(torch.zeros((1, 2), dtype=torch.int64), torch.tensor(0))
         except Exception as error:
             raise ImportFailure(
-                f"{type(model).__name__} does not run with a static cache: {type(error).__name__}: "
-                f"{_first_line(error)}{_place(error)}"
+                f"{type(model).__name__} does not run with a static cache: "
+                f"{error_line(error)}{_place(error)}"
             ) from error
         self._places = list(_tensors(self._cache))
         # the call above has written its tokens
@@ -292,13 +292,8 @@ def _exported_step(step: _Step, is_prompt: bool) -> Graph:
         raise
     except Exception as error:
         raise ImportFailure(
-            f"torch.export cannot take {name}: {type(error).__name__}: {_first_line(error)}{_place(error)}"
+            f"torch.export cannot take {name}: {error_line(error)}{_place(error)}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
 
 
 def _place(error: BaseException) -> str:

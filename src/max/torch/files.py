@@ -11,6 +11,7 @@ from max.engine import TorchInputSpec
 from max.graph import Graph
 from max.importers.errors import ImportFailure, ModelFileError
 from max.importers.torch.archive import kind_of, load_program, load_script
+from max.importers.torch.ops.shape import is_known
 from max.torch.exported import from_exported
 from max.torch.scripted import from_script
 
@@ -68,18 +69,10 @@ def _check_specs(file: Path, graph: Graph, specs: Sequence[TorchInputSpec] | Non
         if given is not None and (
             len(given) != len(declared)
             or any(
-                isinstance(g, int) and d != g and _is_static(d)
+                isinstance(g, int) and d != g and is_known(d)
                 for g, d in zip(given, declared, strict=True)
             )
         ):
             raise ImportFailure(
                 f"{file}: input {number} has the shape {declared}, not {given}; export the program with other shapes"
             )
-
-
-def _is_static(dim: Any) -> bool:
-    try:
-        int(dim)
-    except TypeError:
-        return False
-    return True

@@ -16,7 +16,7 @@ from torch.utils import _pytree
 from max.dtype import DType
 from max.engine import InferenceSession, Model, TorchInputSpec
 from max.graph import Graph
-from max.importers.errors import ImportFailure, ModelFileError
+from max.importers.errors import ImportFailure, ModelFileError, error_line
 from max.importers.torch.archive import load_script
 from max.importers.torch.script.program import ScriptProgram
 from max.torch._convert import max_dtype_to_torch, tensor_of, view_of
@@ -77,10 +77,8 @@ def from_script(
             raise
         except Exception as failure:
             error = error or failure
-    first = str(error).strip().splitlines()
-    raise ImportFailure(
-        f"{method}{tuple(given)} cannot be traced: {type(error).__name__}: {first[0] if first else ''}"
-    ) from error
+    assert error is not None
+    raise ImportFailure(f"{method}{tuple(given)} cannot be traced: {error_line(error)}") from error
 
 
 def _complete(program: ScriptProgram, inputs: Sequence[Any]) -> list[Any]:
@@ -216,10 +214,7 @@ class ScriptedModule:
         except (ImportFailure, ModelFileError):
             raise
         except Exception as error:
-            first = str(error).strip().splitlines()
-            raise ImportFailure(
-                f"forward cannot be traced: {first[0] if first else error!r}"
-            ) from error
+            raise ImportFailure(f"forward cannot be traced: {error_line(error)}") from error
         final = dict(self._program.final)
         model = self._session.load(from_exported(exported))
         return model, final, exported

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from max._config import with_variable
 from max.importers.archives import check_entries
-from max.importers.errors import ModelFileError
+from max.importers.errors import ModelFileError, error_line
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,7 @@ def load_script(path: str | os.PathLike[str]) -> torch.jit.ScriptModule:
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.load(str(file), map_location="cpu").train(False)
     except Exception as error:
-        raise ModelFileError(f"{file} cannot be read: {_first_line(error)}") from error
+        raise ModelFileError(f"{file} cannot be read: {error_line(error)}") from error
 
 
 def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
@@ -146,7 +146,7 @@ def load_program(path: str | os.PathLike[str]) -> ExportedProgram:
             warnings.simplefilter("ignore")
             return torch.export.load(str(file))
     except Exception as error:
-        raise ModelFileError(f"{file} cannot be read: {_first_line(error)}") from error
+        raise ModelFileError(f"{file} cannot be read: {error_line(error)}") from error
 
 
 @contextmanager
@@ -154,11 +154,6 @@ def _safe_loading() -> Iterator[None]:
     """torch.load reads tensors only meanwhile, as its environment variable for that asks."""
     with _LOADING, with_variable("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
         yield
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
 def _check_program(path: Path, archive: zipfile.ZipFile) -> None:
