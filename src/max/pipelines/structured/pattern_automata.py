@@ -83,6 +83,88 @@ def other_texts(texts: Sequence[str]) -> str | None:
     return _pattern_text(lambda: _product([whole], lambda fits: not fits[0]))
 
 
+class TooMuchWorkError(Exception):
+    """What was asked for takes more work than is allowed."""
+
+
+class PatternSearch:
+    """Looks for patterns in texts, in time that grows with the texts: `re` tries the ways to repeat parts one after
+    another.
+
+    Args:
+        most_work: The work for all texts together, in nodes of automata; 1000 take about a millisecond.
+    """
+
+    def __init__(self, most_work: int) -> None:
+        self._left = most_work
+        self._machines: dict[str, _Nodes | None] = {}
+        self._known: dict[tuple[str, frozenset[int], int], frozenset[int]] = {}
+
+    def finds(self, pattern: str, text: str) -> bool | None:
+        """Whether a part of a text fits a pattern; None: the pattern has another syntax than is read here.
+
+        Args:
+            pattern: The pattern.
+            text: The text.
+
+        Raises:
+            TooMuchWorkError: The work for all texts is over its limit.
+        """
+        if pattern not in self._machines:
+            self._machines[pattern] = machine = _machine_of(pattern)
+            self._left -= 0 if machine is None else len(machine.steps)
+        machine = self._machines[pattern]
+        if machine is None:
+            return None
+        # a character whose step is known takes a look-up
+        self._left -= len(text) // 8
+        nodes = machine.empty_closure({machine.first})
+        for code in (BEGIN, *map(ord, text), END):
+            if self._left <= 0:
+                raise TooMuchWorkError(pattern)
+            key = pattern, nodes, code
+            # few sets of nodes come again and again
+            following = self._known.get(key)
+            if following is None:
+                self._left -= len(nodes) + 1
+                following = self._known[key] = machine.step(nodes, code)
+            nodes = following
+        return machine.last in nodes
+
+
+@kept_results(512, longest=1024)
+def _part_of(pattern: str) -> Part | None:
+    """A pattern without look-ahead; None: it has another syntax than is read here."""
+    try:
+        part = read_pattern(pattern)
+        if _has_ahead(part):
+            plain = without_ahead(pattern)
+            return None if plain is None else read_pattern(plain)
+    except (PatternError, RecursionError):
+        return None
+    return part
+
+
+def _has_ahead(part: Part) -> bool:
+    match part:
+        case Ahead():
+            return True
+        case Sequel(parts) | Choice(parts):
+            return any(map(_has_ahead, parts))
+        case Repeat(inner):
+            return _has_ahead(inner)
+        case _:
+            return False
+
+
+def _machine_of(pattern: str) -> _Nodes | None:
+    part = _part_of(pattern)
+    try:
+        return None if part is None else _Nodes(part)
+    except (PatternError, RecursionError):
+        return None
+
+
 def _pattern_text(make: Callable[[], _Automaton]) -> str | None:
     try:
         pattern = make().smallest().pattern()
@@ -172,6 +254,10 @@ class _Nodes:
         self._work += len(nodes) + 1
         if self._work > _MOST_WORK:
             raise PatternError("the pattern takes too long")
+        return self.step(nodes, code)
+
+    def step(self, nodes: frozenset[int], code: int) -> frozenset[int]:
+        """The nodes after a character, however much work there was."""
         return self.empty_closure(
             {
                 target

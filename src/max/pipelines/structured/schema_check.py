@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from max.pipelines.structured.pattern_automata import PatternSearch, TooMuchWorkError
 from max.pipelines.structured.schema_merging import value_key, well_formed
 from max.pipelines.structured.schema_references import References
 
@@ -17,12 +18,17 @@ _DEPTH = 64
 _EXACT = 2**53
 _PATTERN = 256
 _TEXT = 4096
+_MOST_CHECKS = 20_000
+"""The maximum number of schemas that are compared with parts of a value, 0.2 s of work: alternatives that refer to
+themselves multiply it by their number at each reference."""
+_MOST_WORK = 100_000
+"""The maximum work of looking for patterns, 0.1 s; see `PatternSearch`."""
 
 
 def misfit(value: Any, schema: Mapping[str, Any]) -> str | None:
     """The place and the keyword that a value does not fit; None if it fits, as far as is known.
 
-    Formats, and patterns that Python's regular expressions do not have, are not checked.
+    Formats, and repetitions in patterns that `read_pattern` does not read, are not checked; nor is what takes too long.
 
     Args:
         value: The value.
@@ -30,7 +36,7 @@ def misfit(value: Any, schema: Mapping[str, Any]) -> str | None:
     """
     try:
         return _Checker(schema).misfit(value, schema, (), 0)
-    except RecursionError:
+    except (RecursionError, TooMuchWorkError):
         return None
 
 
@@ -41,18 +47,26 @@ def fitting(values: Sequence[Any], schema: Mapping[str, Any]) -> list[Any]:
         values: The values.
         schema: The schema.
     """
-    checker = _Checker(schema)
+    checker = _Checker(schema, len(values))
     try:
         return [value for value in values if checker.misfit(value, schema, (), 0) is None]
-    except RecursionError:
+    except (RecursionError, TooMuchWorkError):
         return list(values)
 
 
 class _Checker:
-    """Checks values."""
+    """Checks values.
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    Args:
+        root: The schema.
+        count: The number of values.
+    """
+
+    def __init__(self, root: Mapping[str, Any], count: int = 1) -> None:
         self._references = References(root)
+        # each value may take a few checks
+        self._left = _MOST_CHECKS + 10 * count
+        self._patterns = PatternSearch(_MOST_WORK + 100 * count)
 
     def misfit(self, value: Any, schema: Any, path: tuple[str, ...], depth: int) -> str | None:
         """The place and the keyword that a value does not fit.
@@ -63,6 +77,9 @@ class _Checker:
             path: Where the value stands.
             depth: The number of schemas around it.
         """
+        self._left -= 1
+        if self._left <= 0:
+            raise TooMuchWorkError
         if schema is False:
             return _place(path, "false")
         if not isinstance(schema, Mapping) or depth > _DEPTH:
@@ -87,6 +104,8 @@ class _Checker:
             _is(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])
         ):
             return _place(path, "type")
+        # its values are compared one by one
+        self._left -= len(schema.get("enum", ())) // 4
         if "enum" in schema and value_key(value) not in map(value_key, schema["enum"]):
             return _place(path, "enum")
         if "const" in schema and value_key(value) != value_key(schema["const"]):
@@ -94,7 +113,7 @@ class _Checker:
         if isinstance(value, str):
             if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
                 return _place(path, "length")
-            if not _matches(schema.get("pattern"), value):
+            if not self._matches(schema.get("pattern"), value):
                 return _place(path, "pattern")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             divisor = schema.get("multipleOf")
@@ -152,7 +171,7 @@ class _Checker:
             if not self._fits(name, schema.get("propertyNames"), depth):
                 return _place(place, "propertyNames")
             own = [properties[name]] if name in properties else []
-            own += [each for pattern, each in patterns.items() if _matches(pattern, name)]
+            own += [each for pattern, each in patterns.items() if self._matches(pattern, name)]
             for each in own or [more]:
                 if found := self.misfit(item, each, place, depth + 1):
                     return found
@@ -184,6 +203,25 @@ class _Checker:
             branch = "then" if self._fits(value, schema["if"], depth) else "else"
             return self.misfit(value, schema.get(branch), path, depth + 1)
         return None
+
+    def _matches(self, pattern: Any, text: str) -> bool:
+        """Whether a pattern is in a text; long ones and those of other syntax count as found."""
+        if not isinstance(pattern, str) or len(pattern) > _PATTERN or len(text) > _TEXT:
+            return True
+        found = self._patterns.finds(pattern, text)
+        if found is None and _tries_one_way(pattern):
+            try:
+                return re.search(pattern, text) is not None
+            except re.error:
+                return True
+        return found is not False
+
+
+def _tries_one_way(pattern: str) -> bool:
+    """Whether a pattern has neither repetitions nor alternatives, whose ways `re` would try one after another."""
+    # without what is escaped, sets, and the begins of groups
+    rest = re.sub(r"\\.|\[[^\]]*\]|\(\?<?[:=!]", "", pattern, flags=re.DOTALL)
+    return not re.search(r"[*+?{|]", rest)
 
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -219,16 +257,3 @@ def _is(value: Any, type_name: Any) -> bool:
     return isinstance(value, _KINDS[type_name]) and (
         type_name == "boolean" or not isinstance(value, bool)
     )
-
-
-def _matches(pattern: Any, text: str) -> bool:
-    """Whether a pattern is in a text; long ones and those of other syntax count as found."""
-    if not isinstance(pattern, str) or len(pattern) > _PATTERN or len(text) > _TEXT:
-        return True
-    # repeated groups may take time without end
-    if re.search(r"[*+}]\)[*+{]", pattern):
-        return True
-    try:
-        return re.search(pattern, text) is not None
-    except re.error:
-        return True
