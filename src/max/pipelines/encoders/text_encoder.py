@@ -150,6 +150,7 @@ class TextEncoder:
         if not all(isinstance(side, np.ndarray) for side in vectors):
             raise ConfigError("texts cannot be ranked by vectors of tokens", "Leave pooling on.")
         query_vector, text_vectors = (np.asarray(side, np.float32) for side in vectors)
+        # [texts]
         lengths = np.linalg.norm(query_vector, axis=1) * np.linalg.norm(text_vectors, axis=1)
         return (text_vectors @ query_vector[0]) / np.maximum(lengths, np.float32(1e-12))
 

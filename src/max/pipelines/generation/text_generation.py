@@ -254,6 +254,7 @@ class TextGenerationPipeline(
         for replica in self.replicas:
             if replica.drafts is not None:
                 replica.drafts.warm_up()
+        # an engine without the extra for servers may lack llguidance
         if isinstance(self._tokenizer, TextTokenizer) and importlib.util.find_spec("llguidance"):
             self._constraints.warm_up(self._tokenizer.eos_token_ids)
             for replica in self.replicas:

@@ -113,6 +113,7 @@ def add_missing_tokens(tokenizer: Tokenizer, keys: ConfigKeys) -> None:
     from tokenizers import AddedToken
 
     texts = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    # what has a name is special, whatever its flags say; of others these count
     named = [{**entry, "special": True} for entry in _named_tokens(keys).values()]
     unnamed = [{"special": True, **entry} for entry in _unnamed_tokens(keys)]
     missing: list[AddedToken] = []

@@ -203,6 +203,7 @@ def _built_tokenizer(
 ) -> tuple[Tokenizer, dict[str, Any]]:
     whole: dict[str, Any] = {**family.special, **stated_tokens(repo, config)}
     keys, ends = ConfigKeys(whole, file="tokenizer_config.json"), family.ends
+    # the error of a value of another kind, before the builders read it
     keys.object("added_tokens_decoder")
     if paths[0].suffix not in (".model", ".tiktoken"):
         tokenizer = family.build(*paths, whole)

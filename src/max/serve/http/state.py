@@ -226,6 +226,7 @@ def refuse_foreign_pages(request: Request, state: ServerState) -> None:
         ApiError: Status 403.
     """
     origin = request.headers.get("origin")
+    # programs send no origin, browsers always do
     if origin is None or origin in state.settings.cors_origins:
         return
     if urlsplit(origin).netloc != request.headers.get("host"):

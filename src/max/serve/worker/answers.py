@@ -121,7 +121,7 @@ class Answers:
 
     def end(self) -> None:
         """Ends all waits, as the worker is lost."""
-        self._answered = self._last
+        self._answered = self._last  # a new worker owes none
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_result(None)
