@@ -237,6 +237,22 @@ OBJECTS: dict[str, dict[str, Any]] = {
         "if": {"properties": {"k": {"const": "p"}}},
         "then": {"required": ["b"]},
     },
+    "a type by another argument": {
+        "type": "object",
+        "properties": {"k": {"enum": ["p", "q"]}, "b": {}},
+        "required": ["k", "b"],
+        "if": {"properties": {"k": {"const": "p"}}},
+        "then": {"properties": {"b": {"type": "string", "pattern": "^[0-9]{1,2}$"}}},
+        "else": {"properties": B},
+    },
+    "a type by an argument that is there": {
+        "type": "object",
+        "properties": {"k": {"enum": ["p"]}, "b": {}},
+        "required": ["b"],
+        "dependentSchemas": {
+            "k": {"properties": {"b": {"type": "string", "pattern": "^([0-9]|true)$"}}}
+        },
+    },
     "parts": {
         "allOf": [
             {"type": "object", "properties": A, "required": ["a"]},

@@ -13,11 +13,11 @@ import pytest
 
 from max.serve.chat.tools.arguments.number_texts import number_patterns
 from max.serve.chat.tools.arguments.raw_texts import value_forms
+from max.serve.chat.tools.arguments.readings import element_readings
 from max.serve.chat.tools.values import (
     BareObjectEnd,
     bare_object,
     bare_object_end,
-    element_value,
     resolve_schema,
     typed_value,
     types_of,
@@ -199,22 +199,23 @@ def test_elements_within_elements_are_objects_and_lists() -> None:
     numbers = random.Random(3)
     for _ in range(300):
         value = {"k": element_tree(numbers, 4)}
-        assert element_value(element_text(value), {}, {}, ("<p=", "</p=", ">")) == value
+        assert element_readings(("<p=", "</p=", ">"), element_text(value), {}, {}) == (value,)
 
 
 @pytest.mark.parametrize(
     "text", ["<a>1</a><a>2", "<a>1</a>x", "<a>1</b>", "<a><a>1</a>", "<a", "<a>1</a><b"]
 )
 def test_elements_that_do_not_end_are_a_text(text: str) -> None:
-    assert element_value(text, {}, {}, ("<", "</", ">")) == text
+    assert element_readings(("<", "</", ">"), text, {}, {}) == (text,)
 
 
 def test_many_elements_and_deep_ones_take_linear_time() -> None:
     """The text is searched once for each element around a place, of which 64 count."""
     marks, count = ("<", "</", ">"), 30_000
     many = "".join(f"<k{number}>{number}</k{number}>" for number in range(count))
-    assert element_value(many, {}, {}, marks) == {f"k{number}": number for number in range(count)}
-    value = element_value("<a>" * count + "</a>" * count, {}, {}, marks)
+    (value,) = element_readings(marks, many, {}, {})
+    assert value == {f"k{number}": number for number in range(count)}
+    (value,) = element_readings(marks, "<a>" * count + "</a>" * count, {}, {})
     for _ in range(65):
         (value,) = value.values()
     assert value == "<a>" * (count - 65) + "</a>" * (count - 65)

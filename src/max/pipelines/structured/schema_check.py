@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from max.pipelines.structured.pattern_automata import PatternSearch, TooMuchWorkError
@@ -13,7 +13,8 @@ from max.pipelines.structured.schema_references import References
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "string": str, "number": (int, float), "boolean": bool, "object": dict, "array": list, "null": type(None),
 }  # fmt: skip
-_APPLIED = {"allOf", "anyOf", "oneOf", "if", "not", "$ref", "dependentSchemas"}
+APPLIED = {"allOf", "anyOf", "oneOf", "if", "not", "$ref", "dependentSchemas"}
+"""Keywords of an object beside which others may say more about its properties."""
 _DEPTH = 64
 _EXACT = 2**53
 _PATTERN = 256
@@ -52,6 +53,23 @@ def fitting(values: Sequence[Any], schema: Mapping[str, Any]) -> list[Any]:
         return [value for value in values if checker.misfit(value, schema, (), 0) is None]
     except (RecursionError, TooMuchWorkError):
         return list(values)
+
+
+def checker_within(root: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
+    """A function that tells whether a value fits a part of a schema, as far as is known.
+
+    Args:
+        root: The schema that has the definitions of its parts.
+    """
+    checker = _Checker(root)
+
+    def fits(value: Any, schema: Any) -> bool:
+        try:
+            return checker.misfit(value, schema, (), 0) is None
+        except RecursionError:
+            return True
+
+    return fits
 
 
 class _Checker:
@@ -164,7 +182,7 @@ class _Checker:
         patterns = schema.get("patternProperties") or {}
         more = schema.get("additionalProperties")
         # those keywords may say more about the properties
-        if more is None and not schema.keys() & _APPLIED:
+        if more is None and not schema.keys() & APPLIED:
             more = schema.get("unevaluatedProperties")
         for name, item in value.items():
             place = (*path, name)

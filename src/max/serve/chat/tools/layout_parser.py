@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from max.serve.chat.tools.arguments.alternatives import argument_schema
+from max.serve.chat.tools.arguments.readings import (
+    Readings,
+    argument_readings,
+    element_readings,
+    fitting_values,
+)
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.layout import (
     KEY,
@@ -25,7 +32,6 @@ from max.serve.chat.tools.pythonic import CallEnd, parsed_call
 from max.serve.chat.tools.values import (
     BareObjectEnd,
     bare_object,
-    element_value,
     typed_value,
     types_of,
 )
@@ -64,7 +70,10 @@ class LayoutParser(CallParser):
         self._schemas = {tool.name: tool.parameters for tool in tools}
         self._state = "text"
         self._name = ""
-        self._keys: list[str] = []
+        self._values: list[tuple[str, Readings]] = []
+        """The names of the arguments that were read, and their values."""
+        self._written = 0
+        """The number of those that are written: none after one that may be read as several values."""
         self._call_end: CallEnd | BareObjectEnd | None = None
         self._read: list[str] = []
         """The text of the arguments, or of a value between tags, before the buffer."""
@@ -78,6 +87,8 @@ class LayoutParser(CallParser):
             cut: Whether the answer was cut off.
         """
         parts = self._take(last=True)
+        # the answer may end within a call
+        self._write_rest(parts)
         if self._state == "text":
             partial = held_length(self._buffer, self._triggers)
             # one or two characters are likelier text than the start of a mark that was cut off
@@ -135,7 +146,7 @@ class LayoutParser(CallParser):
             return
         self._name, end = head
         self._buffer, self._state = self._buffer[end:], "arguments"
-        self._keys = []
+        self._values, self._written = [], 0
         parts.append(self._parts.begin(self._name))
 
     def _read_head(self, at: int, start: int) -> tuple[str, int] | None:
@@ -215,7 +226,8 @@ class LayoutParser(CallParser):
         end = None if ended else self._match(self._key, 0)
         if end is None:
             # something else than an argument: the call has ended
-            parts.append(self._parts.arguments("}" if self._keys else "{}"))
+            self._write_rest(parts)
+            parts.append(self._parts.arguments("}" if self._values else "{}"))
             self._state = "tail"
             return
         start, close = self._key_marks
@@ -242,13 +254,9 @@ class LayoutParser(CallParser):
             text = text.removeprefix("\n")
         if layout.value_end[:1] == "\n":
             text = text.removesuffix("\n")
-        value = self._value(key, text, kind)
-        written = json.dumps(value, ensure_ascii=False)
-        begins = ", " if self._keys else "{"
-        parts.append(
-            self._parts.arguments(f"{begins}{json.dumps(key, ensure_ascii=False)}: {written}")
-        )
-        self._keys.append(key)
+        self._values.append((key, self._readings(key, text, kind)))
+        if all(len(readings) == 1 for _, readings in self._values[self._written :]):
+            self._write_values(parts, [readings[0] for _, readings in self._values])
         self._argument, self._buffer = None, self._buffer[finish[1] :]
 
     def _value_finish(self, key: str, last: bool) -> tuple[int, int] | None:
@@ -285,21 +293,39 @@ class LayoutParser(CallParser):
             self._await(mark)
         return None
 
-    def _value(self, key: str, text: str, mark: str) -> Any:
+    def _write_rest(self, parts: list[AnswerPart]) -> None:
+        """Writes the arguments that were held back, as their values fit together."""
+        if self._written < len(self._values):
+            schema: Mapping[str, Any] = self._schemas.get(self._name) or {}
+            self._write_values(parts, fitting_values(self._values, schema, schema))
+
+    def _write_values(self, parts: list[AnswerPart], values: Sequence[Any]) -> None:
+        """Writes the arguments that are not written yet; there is a value for each that was read."""
+        for at in range(self._written, len(values)):
+            key, value = (
+                json.dumps(each, ensure_ascii=False) for each in (self._values[at][0], values[at])
+            )
+            parts.append(self._parts.arguments(f"{', ' if at else '{'}{key}: {value}"))
+        self._written = len(values)
+
+    def _readings(self, key: str, text: str, mark: str) -> Readings:
+        """The values as which the text of an argument may be read."""
         schema: Mapping[str, Any] = self._schemas.get(self._name) or {}
-        own = argument_schema(schema, key)
         layout = self._layout
         # models that know XML write texts so
         if text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
-            return text[len(_CDATA[0]) : -len(_CDATA[1])]
+            return (text[len(_CDATA[0]) : -len(_CDATA[1])],)
         # the mark after the key tells texts from other values
         if layout.key_end != layout.other_key_end:
             is_text = "".join(mark.split()) == "".join(layout.key_end.split())
-            return text if is_text else typed_value(text, types_of(own, schema) - {"string"})
+            if is_text:
+                return (text,)
+            return (typed_value(text, types_of(argument_schema(schema, key), schema) - {"string"}),)
         if KEY in layout.value_end:
             begin, _, end = self._value_end.partition(KEY)
-            return element_value(text, own, schema, (self._key[-1], begin, end))
-        return typed_value(text, types_of(own, schema))
+            read = partial(element_readings, (self._key[-1], begin, end))
+            return argument_readings(text, key, schema, read)
+        return argument_readings(text, key, schema)
 
     def _python(self, parts: list[AnswerPart]) -> None:
         # the head has the bracket, and any name makes this a call

@@ -18,8 +18,6 @@ _TYPES = {
 }  # fmt: skip
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _DEPTH = 64
-_ITEM = "item"
-"""The name of an element of a list."""
 _PLAIN_END = ",:{}[]"
 
 
@@ -127,6 +125,17 @@ def literal(text: str) -> Any:
         return json.loads(json.dumps(value, allow_nan=False))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return _NO_VALUE
+
+
+def literal_or(text: str, default: Any) -> Any:
+    """The value of a literal of JSON or Python; a default for other texts.
+
+    Args:
+        text: The text.
+        default: The value of texts that are no literals.
+    """
+    value = literal(text)
+    return default if value is _NO_VALUE else value
 
 
 class BareObjectEnd:
@@ -303,74 +312,3 @@ def _at(reference: str, root: Mapping[str, Any]) -> Any:
     if reference.startswith("#/"):
         return value_at(root, reference[1:])
     return References(root).target(reference, root)
-
-
-def element_value(
-    text: str, schema: Any, root: Mapping[str, Any], marks: tuple[str, str, str], depth: int = 0
-) -> Any:
-    """The value of an element: a text, or further elements of which an object or a list consists.
-
-    Args:
-        text: What stands in the element.
-        schema: The schema of its value.
-        root: The schema that has its definitions.
-        marks: What begins the opening mark and the closing mark of an element, and what ends both.
-        depth: The number of elements around it.
-    """
-    begin, close, end = marks
-    types = types_of(schema, root)
-    bare = text.strip()
-    if (
-        depth > _DEPTH
-        or not bare.startswith(begin)
-        or not (types & {"object", "array"} or not types)
-    ):
-        return typed_value(text, types)
-    found = resolve_schema(schema, root)
-    properties, items = found.get("properties"), found.get("items")
-    members: list[tuple[str, Any]] = []
-    at = 0
-    while at < len(bare):
-        name_end = bare.find(end, at + len(begin))
-        if name_end < 0 or not bare.startswith(begin, at):
-            return typed_value(text, types)
-        name = bare[at + len(begin) : name_end]
-        inside = name_end + len(end)
-        after = _element_end(bare, inside, begin + name + end, close + name + end)
-        if after < 0:
-            return typed_value(text, types)
-        own = properties.get(name) if isinstance(properties, Mapping) else None
-        own = items if own is None and name == _ITEM else own
-        members.append((name, element_value(bare[inside:after], own, root, marks, depth + 1)))
-        at = after + len(close + name + end)
-        while at < len(bare) and bare[at].isspace():
-            at += 1
-    if types == {"array"} or ("object" not in types and {name for name, _ in members} == {_ITEM}):
-        return [value for _, value in members]
-    return dict(members)
-
-
-def _element_end(text: str, at: int, opening: str, closing: str) -> int:
-    """Where the closing mark of an element begins; -1: nowhere. Each character is read a bounded number of times.
-
-    Args:
-        text: The text.
-        at: Where the content of the element begins.
-        opening: The opening mark of elements of its name, which may stand within it.
-        closing: Their closing mark.
-    """
-    level, after = 1, -1
-    while True:
-        if after < at:
-            after = text.find(closing, at)
-            if after < 0:
-                return -1
-        # no further than the closing mark: what follows is searched when its turn comes
-        inner = text.find(opening, at, after + len(opening) - 1)
-        if inner >= 0:
-            level, at = level + 1, inner + 1
-            continue
-        level -= 1
-        if not level:
-            return after
-        at = after + 1

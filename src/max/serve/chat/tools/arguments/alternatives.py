@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from max.pipelines.structured.schema_check import misfit
+from max.pipelines.structured.schema_check import APPLIED, misfit
 from max.pipelines.structured.schema_merging import (
     ASSERTIONS,
     BRANCHES,
@@ -16,6 +16,10 @@ from max.pipelines.structured.schema_merging import (
 from max.serve.chat.tools.values import resolve_schema
 
 _COMBINATIONS = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+_RELATIONS = _COMBINATIONS | {
+    "not", "if", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", "unevaluatedProperties",
+}  # fmt: skip
+"""Keywords of an object that may say something of one argument by another."""
 _DEPTH = 8
 # references multiply alternatives, so the number of schemas that are read has a limit
 _MOST_SCHEMAS = 500
@@ -115,21 +119,38 @@ class _Reader:
                 yield [option for each in members for option in self.options(each, depth + 1)]
 
 
-def argument_schema(parameters: Mapping[str, Any], name: str) -> Any:
+def argument_schema(
+    parameters: Any,
+    name: str,
+    root: Mapping[str, Any] | None = None,
+    with_conditions: bool = False,
+) -> Any:
     """The schema of an argument, in whichever part of the schema of all arguments it is; None if it has none.
 
     Args:
         parameters: The schema of the arguments.
         name: The argument.
+        root: The schema that has its definitions, if that is another one.
+        with_conditions: Whether it has what is said of the argument on conditions, too.
     """
-    return _Argument(parameters, name).schema(parameters, 0)
+    return _Argument(root or parameters, name, with_conditions).schema(parameters, 0)
+
+
+def says_of_others(parameters: Mapping[str, Any]) -> bool:
+    """Whether what a schema says of an argument may depend on the others.
+
+    Args:
+        parameters: The schema of the arguments.
+    """
+    return not parameters.keys().isdisjoint(_RELATIONS)
 
 
 class _Argument:
     """Finds what the parts of a schema say of an argument."""
 
-    def __init__(self, root: Mapping[str, Any], name: str) -> None:
+    def __init__(self, root: Mapping[str, Any], name: str, with_conditions: bool) -> None:
         self._root, self._name, self._left = root, name, _MOST_SCHEMAS
+        self._with_conditions = with_conditions
 
     def schema(self, parameters: Any, depth: int) -> Any:
         """What a schema of arguments says of it; None if that is nothing.
@@ -150,6 +171,8 @@ class _Argument:
             # alternatives that do not have it are not those of its value
             either = [e for e in self._members(parameters, keyword, depth) if e is not None]
             parts.append({keyword: either} if len(either) > 1 else either[0] if either else None)
+        if self._with_conditions:
+            parts += [self.schema(each, depth + 1) for each in _conditional(parameters)]
         parts = [each for each in parts if each is not None]
         return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else None
 
@@ -173,9 +196,20 @@ class _Argument:
         ]
         # it is about names that neither keyword above has
         more = parameters.get("additionalProperties")
+        # other keywords may say more about the properties
+        if more is None and (self._with_conditions or parameters.keys().isdisjoint(APPLIED)):
+            more = parameters.get("unevaluatedProperties")
         if not found and isinstance(more, Mapping):
             return [more]
         return [each for each in found if each is not False]
+
+
+def _conditional(parameters: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas that hold for an object on conditions."""
+    yield from (parameters[keyword] for keyword in ("then", "else") if keyword in parameters)
+    for keyword in ("dependentSchemas", "dependencies"):
+        members = parameters.get(keyword)
+        yield from members.values() if isinstance(members, Mapping) else ()
 
 
 def listed_properties(parameters: Mapping[str, Any]) -> list[tuple[str, Any]]:
