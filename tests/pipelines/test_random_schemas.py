@@ -204,3 +204,40 @@ def test_what_is_held(schema: dict[str, Any]) -> None:
     form = loose_schema(schema)
     assert form.relaxed_keywords == ()
     assert any(check(schema, form.schema))
+
+
+@pytest.mark.parametrize("keyword", ["oneOf", "anyOf"])
+def test_alternatives_have_no_properties_that_none_lists(keyword: str) -> None:
+    """Also those that overlap, and are written with the opposites of the others."""
+
+    def listing(draw: random.Random, least: int) -> dict[str, Any]:
+        names = draw.sample(NAMES, draw.randint(least, 2))
+        made: dict[str, Any] = {"properties": {name: draw.choice(LEAVES[2:5]) for name in names}}
+        if draw.random() < 0.5:
+            made["required"] = draw.sample(NAMES, draw.randint(1, 2))
+        return made
+
+    held = overlap = 0
+    for seed in range(400):
+        draw = random.Random(seed)
+        around = draw.choice([{}, {}, listing(draw, 0), {"required": ["a"]}])
+        alternatives = [listing(draw, 1) for _ in range(draw.randint(2, 3))]
+        schema = {"type": "object", **around, keyword: alternatives}
+        form = loose_schema(schema)
+        if form.relaxed_keywords:
+            continue
+        held += 1
+        overlap += keyword not in form.schema
+        parts = [around, *alternatives]
+        listed = {
+            name
+            for part in parts
+            for name in (*part.get("properties", {}), *part.get("required", []))
+        }
+        fits = check(schema, form.schema)
+        for value in itertools.compress(VALUES, fits):
+            assert value.keys() <= listed, (value, schema, form.schema)
+        assert any(fits) or not any(map(jsonschema_rs.validator_for(schema).is_valid, VALUES)), (
+            schema
+        )
+    assert held > 250 and (keyword == "anyOf" or overlap > 100), (held, overlap)

@@ -136,7 +136,7 @@ def test_alternatives_that_exclude_each_other() -> None:
     for seed in range(400):
         draw = random.Random(seed)
         schema, choices = draw.choice(BASES), [part_of(draw) for _ in range(draw.randint(2, 3))]
-        made = Conditions(References(schema)).apart(choices, schema)
+        made = Conditions(References(schema)).apart(choices, schema, {})
         if made is not None:
             held += 1
             compare({**schema, "oneOf": choices}, {**schema, "anyOf": made})
@@ -144,11 +144,13 @@ def test_alternatives_that_exclude_each_other() -> None:
     conditions = Conditions(References({}))
     # a closed object has no other property whose opposite could be meant
     closed = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
-    made = conditions.apart([closed, {"properties": {"b": {"const": 1}, "a": {"const": 1}}}], {})
+    made = conditions.apart(
+        [closed, {"properties": {"b": {"const": 1}, "a": {"const": 1}}}], {}, {}
+    )
     assert made is not None and '"b"' not in json.dumps(made[0]) and '"a"' in json.dumps(made[0])
     for count, made in ((1, False), (2, True), (6, True), (7, False)):
         choices = [{"const": f"{number}"} for number in range(count)]
-        assert (conditions.apart(choices, {}) is not None) == made
+        assert (conditions.apart(choices, {}, {}) is not None) == made
 
 
 def test_objects_in_one() -> None:

@@ -18,10 +18,16 @@ from max.pipelines.structured.schema_references import References
 from tests.pipelines.test_schema_forms import TEXT, check, thing, walk
 
 SMALL = {"type": "string", "maxLength": 5}
+BETWEEN = [
+    {"type": "number", "exclusiveMinimum": number, "exclusiveMaximum": number + 1}
+    for number in range(-8, 8)
+]
 HELD = {
     "look-ahead": {**SMALL, "pattern": "^(?!a).*$"},
     "several look-aheads": {"type": "string", "pattern": "^(?!ab)(?=.*c)[a-c]{1,4}$"},
     "look-ahead in names": {"type": "object", "patternProperties": {"^(?!a)": TEXT}},
+    "no integer": {"type": "number", "not": {"type": "integer"}, "minimum": -1.5, "maximum": 4},
+    "anything but an integer": {"not": {"type": "integer"}},
     "not a part": {**SMALL, "not": {"pattern": "a"}},
     "not an end": {**SMALL, "not": {"pattern": r"[a-c]+\d?$"}},
     "not a few texts": {**SMALL, "not": {"enum": ["a", "ab", "abc", 1]}},
@@ -273,6 +279,16 @@ def test_what_excludes(one: Any, other: Any, excludes: bool) -> None:
         ({"type": "integer"}, {"type": "number"}, None),
         ({"type": "integer"}, {"type": ["integer", "null"]}, {"type": ["null"]}),
         ({"type": "number"}, {"type": "integer"}, {"enum": []}),
+        ({"type": "integer"}, {"type": "number", "minimum": 0.5, "exclusiveMaximum": 2},
+         {"anyOf": [BETWEEN[8], BETWEEN[9]]}),
+        ({"type": "integer"}, {"type": "number", "minimum": 2, "maximum": 2}, {"enum": []}),
+        ({"type": "integer"}, {"type": "number", "minimum": -8, "maximum": 9}, None),
+        ({"type": "integer"}, {"minimum": -8.0, "maximum": 8},
+         {"anyOf": [*BETWEEN, {"type": ["string", "boolean", "object", "array", "null"]}]}),
+        # where any value may be, those near zero
+        ({"type": "integer"}, {}, {"anyOf": [*BETWEEN, {"type": ["string", "boolean", "object", "array", "null"]}]}),
+        ({"type": "integer"}, {"minimum": True, "maximum": 2},
+         {"anyOf": [*BETWEEN, {"type": ["string", "boolean", "object", "array", "null"]}]}),
         ({"const": True}, {"type": "boolean"}, {"const": False}),
         ({"const": {}}, {"type": "object"}, None),
         ({"contains": {"const": 1}, "minContains": 2}, {}, None),

@@ -9,8 +9,15 @@ from typing import Any
 
 from max.pipelines.structured.schema_check import fitting, misfit
 from max.pipelines.structured.schema_merging import ASSERTIONS, value_key, well_formed
+from max.pipelines.structured.schema_references import References
 
-__all__ = ["different_items", "number_of_values", "with_item", "with_items_of"]
+__all__ = [
+    "different_items",
+    "lists_of_different",
+    "number_of_values",
+    "with_item",
+    "with_items_of",
+]
 
 _ITEMS = frozenset(("type", "items", "prefixItems", "minItems", "maxItems", "unevaluatedItems"))
 
@@ -202,3 +209,27 @@ def with_items_of(schema: Mapping[str, Any], target: Any) -> dict[str, Any] | No
         pairs = zip_longest(other["prefixItems"], schema["prefixItems"], fillvalue=True)
         made["prefixItems"] = [{"allOf": list(pair)} for pair in pairs]
     return made
+
+
+def lists_of_different(
+    schema: Mapping[str, Any], references: References
+) -> Mapping[str, Any] | None:
+    """Lists of different items, written out or of no more items than there are values; None if neither is known.
+
+    Args:
+        schema: The schema of the lists, which has ``uniqueItems``.
+        references: The schemas that it may refer to.
+    """
+    items, prefix = schema.get("items"), schema.get("prefixItems")
+    if isinstance(items, Mapping):
+        schema = {**schema, "items": references.resolve(items)}
+    if isinstance(prefix, list):
+        prefix = [references.resolve(e) if isinstance(e, Mapping) else e for e in prefix]
+        schema = {**schema, "prefixItems": prefix}
+    if (lists := different_items(schema)) is not None:
+        return lists
+    count = None if "prefixItems" in schema else number_of_values(schema.get("items"))
+    if count is None or count < schema.get("minItems", 0):
+        return None
+    # which ones are there twice is not held
+    return {**schema, "maxItems": min(schema.get("maxItems", count), count)}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import permutations
+from itertools import permutations, product
+from math import prod
 from typing import Any
 
-from max.pipelines.structured.schema_merging import condition_base
+from max.pipelines.structured.schema_merging import BRANCHES, condition_base
 from max.pipelines.structured.schema_objects import join_all_of
 from max.pipelines.structured.schema_opposites import Opposites
 from max.pipelines.structured.schema_references import References
@@ -29,13 +30,14 @@ class Conditions:
         self._references = references
 
     def apart(
-        self, choices: Sequence[Any], schema: Mapping[str, Any]
+        self, choices: Sequence[Any], schema: Mapping[str, Any], around: Mapping[str, Any]
     ) -> list[dict[str, Any]] | None:
-        """Alternatives, each with the opposites of the others; None if one has no opposite, or they are many.
+        """Alternatives with the opposites of the others; None if one has no opposite, or they are many.
 
         Args:
             choices: The alternatives.
             schema: The schema around them.
+            around: What each has of that schema, as of :func:`listed_around`.
         """
         if not 2 <= len(choices) <= _MOST_APART:
             return None
@@ -53,7 +55,8 @@ class Conditions:
             ]
             if None in unlike:
                 return None
-            made.append({"allOf": [choices[number], *unlike]})
+            ways = _ways([each for each in unlike if each is not None])
+            made += [{**around, "allOf": [choices[number], *each]} for each in ways]
         return made
 
     def may_overlap(self, choices: Sequence[Any], schema: Mapping[str, Any]) -> bool:
@@ -111,6 +114,31 @@ class Conditions:
                 # the condition is void without the property
                 found.append(absent if needed is False else {"anyOf": [absent, present]})
         return found, left
+
+
+def listed_around(keywords: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What alternatives repeat of an object to have no other properties; None if others may say which it has.
+
+    Args:
+        keywords: The keywords of the object.
+    """
+    if not keywords.keys() <= {"type", "properties", "required"}:
+        return None
+    found: dict[str, Any] = {}
+    if names := keywords.get("properties"):
+        # the object around them checks the values
+        found["properties"] = dict.fromkeys(names, True)
+    if needed := keywords.get("required"):
+        found["required"] = needed
+    return found
+
+
+def _ways(opposites: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], ...]]:
+    """The ways to fit several opposites: objects without alternatives in them can be closed."""
+    ways = [each["anyOf"] if each.keys() == {"anyOf"} else [each] for each in opposites]
+    if prod(map(len, ways)) > BRANCHES:
+        ways = [[each] for each in opposites]
+    return list(product(*ways))
 
 
 def _may_close(schema: Mapping[str, Any]) -> bool:

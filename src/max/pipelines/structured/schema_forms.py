@@ -10,13 +10,12 @@ from typing import Any
 from max._dataclass import dataclass
 from max.pipelines.structured.pattern_automata import MOST_AUTOMATA
 from max.pipelines.structured.schema_arrays import (
-    different_items,
-    number_of_values,
+    lists_of_different,
     with_item,
     with_items_of,
 )
 from max.pipelines.structured.schema_check import misfit
-from max.pipelines.structured.schema_conditions import Conditions
+from max.pipelines.structured.schema_conditions import Conditions, listed_around
 from max.pipelines.structured.schema_limits import (
     MAX_MULTIPLES,
     MAX_OPTIONAL_PROPERTIES,
@@ -160,7 +159,10 @@ class _Writer:
         if "unevaluatedProperties" in schema:
             schema = self._write_evaluated(schema, path, depth)
         schema = join_all_of(schema, self._references)
-        if schema.get("uniqueItems") is True and (lists := self._different(schema)) is not None:
+        if (
+            schema.get("uniqueItems") is True
+            and (lists := lists_of_different(schema, self._references)) is not None
+        ):
             schema = lists
         reference = schema.get("$ref", schema.get("$dynamicRef", schema.get("$recursiveRef")))
         if isinstance(reference, str):
@@ -208,22 +210,6 @@ class _Writer:
         if written is None:
             self._note(path, "unevaluatedProperties")
         return rest if written is None else written
-
-    def _different(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Lists of different items, written out or of no more items than there are values; None if neither is known."""
-        items, prefix = schema.get("items"), schema.get("prefixItems")
-        if isinstance(items, Mapping):
-            schema = {**schema, "items": self._references.resolve(items)}
-        if isinstance(prefix, list):
-            prefix = [self._references.resolve(e) if isinstance(e, Mapping) else e for e in prefix]
-            schema = {**schema, "prefixItems": prefix}
-        if (lists := different_items(schema)) is not None:
-            return lists
-        count = None if "prefixItems" in schema else number_of_values(schema.get("items"))
-        if count is None or count < schema.get("minItems", 0):
-            return None
-        # which ones are there twice is not held
-        return {**schema, "maxItems": min(schema.get("maxItems", count), count)}
 
     def _alternatives(self, schema: Mapping[str, Any], path: tuple[str, ...]) -> list[dict[str, Any]]:  # fmt: skip
         """Conditions of a schema, also those that are members of ``allOf``."""
@@ -470,12 +456,16 @@ class _Writer:
             )
             if not keywords["allOf"]:
                 keywords.pop("allOf")
+        around = listed_around(keywords) if closed else None
         choices = schema.get("oneOf")
         if isinstance(choices, list):
             choices = exclusive(choices)
-            if self._apart and (each_alone := self._conditions.apart(choices, schema)) is not None:
-                place = (*path, "oneOf")
-                inner = [self.node(each, place, depth + 1, False) for each in each_alone]
+            each_alone = (
+                self._conditions.apart(choices, schema, around or {}) if self._apart else None
+            )
+            if each_alone is not None:
+                place, closes = (*path, "oneOf"), around is not None
+                inner = [self.node(each, place, depth + 1, closes) for each in each_alone]
                 keywords.setdefault("allOf", []).append({"anyOf": inner})
                 choices = None
         either = schema.get("anyOf")
@@ -483,6 +473,10 @@ class _Writer:
             if not options:
                 continue
             alone = not (keywords.keys() - {"type"})
+            if closed and around and not alone:
+                folded = [{**around, "allOf": [each]} for each in options]
+                if keyword == "anyOf" or not self._conditions.may_overlap(folded, schema):
+                    options, alone = folded, True
             if keyword == "oneOf" and closed and alone and self._closes and not self.overlap:
                 # each alternative is closed here, and open where the answer is checked
                 self.overlap = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, floor, isfinite
 from typing import Any, TypeAlias
 
 from max.pipelines.structured.pattern_automata import (
@@ -24,6 +25,10 @@ __all__ = ["Opposites"]
 Opposite: TypeAlias = "dict[str, Any] | None"
 _TYPES = ("string", "number", "boolean", "object", "array", "null")
 _MOST = 24
+_MOST_INTERVALS = 16
+"""The maximum number of intervals between integers."""
+_NEAR = 8
+"""Numbers that are no integers and further from zero are left out where any value may be."""
 _DEPTH = 12
 _MOST_STEPS = 4096
 """The maximum number of schemas that are looked at, as references to a schema from within have many paths."""
@@ -141,7 +146,8 @@ class Opposites:
             return [other and {"type": _BOUNDS[keyword], **other}]
         match keyword:
             case "type":
-                return [_other_type(kinds, base)]
+                # the opposites of listed values have all other numbers
+                return [_other_type(kinds, base, schema.keys().isdisjoint(("enum", "const")))]
             case "enum" | "const":
                 values = value if keyword == "enum" else [value]
                 return [self._other(values, base, kinds)]
@@ -310,24 +316,50 @@ def _beyond(name: str, value: Any) -> Opposite:
     return {f"min{name[3:]}": int(value) + 1}
 
 
-def _other_type(kinds: Any, base: Mapping[str, Any]) -> Opposite:
+def _other_type(kinds: Any, base: Mapping[str, Any], with_numbers: bool) -> Opposite:
     if not isinstance(kinds, list) or not all(isinstance(each, str) for each in kinds):
         return None
     known = base.get("type")
     possible = (
         [known] if isinstance(known, str) else known if isinstance(known, list) else [*_TYPES]
     )
-    # no type names the numbers that are no integers: they are left out, but where there are only numbers
-    if "integer" in kinds and "number" not in kinds:
-        if known is not None and "number" in possible:
+    between: list[Opposite] = []
+    if "integer" in kinds and "number" not in kinds and "number" in possible:
+        # no type names the numbers that are no integers
+        intervals = _between_integers(base)
+        if intervals is None and known is not None:
             return None
+        if intervals is None:
+            intervals = _between_integers({"minimum": -_NEAR, "maximum": _NEAR})
+        between += intervals if intervals and with_numbers else []
         possible = [each for each in possible if each != "number"]
     left = [
         each
         for each in possible
         if each not in kinds and not (each == "integer" and "number" in kinds)
     ]
-    return {"type": left} if left else _NOTHING
+    return _any([*between, *([{"type": left}] if left else [])])
+
+
+def _between_integers(base: Mapping[str, Any]) -> list[Opposite] | None:
+    """The numbers between the integers within known bounds, as intervals; None where these are missing or far."""
+    low, high = (
+        [
+            base[name]
+            for name in (bound, f"exclusive{bound.capitalize()}")
+            if isinstance(base.get(name), (int, float)) and not isinstance(base[name], bool)
+        ]
+        for bound in ("minimum", "maximum")
+    )
+    if not low or not high or not all(map(isfinite, (*low, *high))):
+        return None
+    first, last = floor(max(low)), ceil(min(high))
+    if last - first > _MOST_INTERVALS:
+        return None
+    return [
+        {"type": "number", "exclusiveMinimum": number, "exclusiveMaximum": number + 1}
+        for number in range(first, last)
+    ]
 
 
 def _other_numbers(values: Sequence[float]) -> list[Opposite]:
