@@ -134,6 +134,22 @@ supremum.main()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_the_start_loads_no_module_before_it_handles_interrupts() -> None:
+    """`os` is loaded by the start of Python itself."""
+    code = (
+        "import os, sys; before = set(sys.modules); import supremum\n"
+        "print(sorted(set(sys.modules) - before))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout in ("['supremum']\n", "['_signal', 'supremum']\n"), (
+        done.stdout,
+        done.stderr,
+    )
+
+
 def test_the_start_runs_the_command_line(tmp_path: Path) -> None:
     code = (
         "import signal, sys, supremum; sys.argv = ['max', '--version']\n"
