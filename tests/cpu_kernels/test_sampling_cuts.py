@@ -142,6 +142,14 @@ def test_a_nucleus_of_two_neighboring_logits(top_p: float) -> None:
     }
 
 
+def test_a_late_token_joins_equal_ones() -> None:
+    """The memory of candidates is full of equal ones before it is found."""
+    logits = np.full((60, 2 * CAPACITY + 3000), -1, np.float32)
+    logits[:, 2 * CAPACITY + 10] = 0
+    got = {*check(operands(logits, top_k=300)).tolist()}
+    assert got <= {*range(299), 2 * CAPACITY + 10} and len(got) > 30
+
+
 PATHS: dict[str, dict[str, float]] = {
     "no cut": {},
     "min_p": {"min_p": 0.02},
