@@ -99,6 +99,8 @@ def test_the_longest_sequence_that_fits() -> None:
             lengths = [length, *range(0, length, page)]
             longest = max(each for each in lengths if needed(each) <= room)
             assert memory.fitting_length(params, layers, length, room, step) == longest
+        # weights may take more than there is
+        assert memory.fitting_length(params, layers, length, -1, step) == 0
 
 
 def test_the_pages_that_fit() -> None:
