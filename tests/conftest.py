@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 from max._backends.cpu.runtime import jit, kernel_code
 from max._config import flags
 from max.engine.load.program_store import ProgramStore
+from tests.kept_code import keep_code
 
 # a shell without job control starts background jobs with SIGINT ignored, which their children inherit
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -69,6 +70,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="kernels of all tests are optimized by LLVM, as for users",
     )
+    parser.addoption(
+        "--keep-code",
+        action="store_true",
+        help="the machine code of kernels is kept for the next run, as in users' caches",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,8 +110,13 @@ def _kept_objects() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiled code goes to a folder of this run, so that no test sees an older build's."""
+def _own_cache(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Compiled code goes to a folder of this run, so that no test sees an older build's.
+
+    With ``--keep-code`` that of kernels is the same code generator's: see `tests.kept_code`.
+    """
     if "MAX_CACHE_DIR" in os.environ:
         yield
         return
@@ -113,6 +124,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if "PYTEST_XDIST_WORKER" in os.environ:
         # all processes of the run share it: each compiles what no other one has
         folder = folder.parent
+    if request.config.getoption("--keep-code"):
+        keep_code(folder / "cache")
     os.environ["MAX_CACHE_DIR"] = str(folder / "cache")
     yield
     del os.environ["MAX_CACHE_DIR"]
