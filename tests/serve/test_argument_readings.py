@@ -210,3 +210,18 @@ def test_arguments_are_written_when_nothing_can_change_them() -> None:
         assert read(style, rules, texts, cut=True) in (whole, whole[:-1])
         plain = read(style, {}, {"a": "x", "b": "7"}, cut=True)
         assert plain.removesuffix("}") == '{"a": "x", "b": 7'
+
+
+def test_arguments_that_take_too_long_to_check_are_read_by_their_types() -> None:
+    """Each has one of its readings, and the time is bounded."""
+    parameters = {"properties": {"a": {"additionalProperties": {"type": ["integer", "string"]}}}}
+    count = 12_000
+    inner = "".join(f"#!<k{number}>{number}#!</k{number}>" for number in range(count))
+    found = json.loads(read_whole("elements", parameters, {"a": inner}))["a"]
+    assert found == {f"k{number}": number for number in range(count)}
+
+
+def read_whole(style: str, parameters: dict[str, Any], texts: dict[str, str]) -> str:
+    parser = parser_of(found_of(TEMPLATES[style]).format, [Tool("run", "", parameters)])
+    parts = [*parser.push(call_text(style, list(texts.items()))), *parser.finish()]
+    return "".join(part.text for part in parts if isinstance(part, ArgumentsPart))

@@ -56,7 +56,7 @@ def fitting(values: Sequence[Any], schema: Mapping[str, Any]) -> list[Any]:
 
 
 def checker_within(root: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
-    """A function that tells whether a value fits a part of a schema, as far as is known.
+    """A function that tells whether a value fits a part of a schema, as far as is known; all calls share one bound.
 
     Args:
         root: The schema that has the definitions of its parts.
@@ -66,7 +66,7 @@ def checker_within(root: Mapping[str, Any]) -> Callable[[Any, Any], bool]:
     def fits(value: Any, schema: Any) -> bool:
         try:
             return checker.misfit(value, schema, (), 0) is None
-        except RecursionError:
+        except (RecursionError, TooMuchWorkError):
             return True
 
     return fits
