@@ -106,9 +106,9 @@ def test_it_runs_fewer_executions(several, monkeypatch) -> None:
     calls: list[int] = []
     real = Replica._run_loop
 
-    def count(self, loop, batch, num_steps, run=None):
+    def count(self, loop, batch, num_steps, *given):
         calls.append(num_steps)
-        return real(self, loop, batch, num_steps, run)
+        return real(self, loop, batch, num_steps, *given)
 
     monkeypatch.setattr(Replica, "_run_loop", count)
     ((tokens, _),) = generated(several, ["x = "], 42, ignore_eos=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from max.engine.loop import ModelLoop
 from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.structured import grammar, step_masks
@@ -103,13 +104,23 @@ def test_masks_that_come_too_late(
 ) -> None:
     """A call that ends before a token is sampled leaves states as they were before its next step."""
     expected = single_steps(pipeline, contexts_of(pipeline, 3, 0.8))
-    real = step_masks.fill
+    real, run = step_masks.fill, ModelLoop.run
+    ended = threading.Event()
+    ended.set()
 
     def slowly(matcher: Any, line: Any) -> None:
-        time.sleep(0.04)  # longer than a step on a busy machine
+        ended.wait(5)  # a call does not wait for a mask: it ends before the mask is there
         real(matcher, line)
 
+    def run_alone(self: Any, *given: Any) -> Any:
+        ended.clear()
+        try:
+            return run(self, *given)
+        finally:
+            ended.set()
+
     monkeypatch.setattr(step_masks, "fill", slowly)
+    monkeypatch.setattr(ModelLoop, "run", run_alone)
     found = answers(pipeline, contexts_of(pipeline, 3, 0.8))
     assert found == expected and any(late for _, late in calls)
     check_texts(pipeline, found)
