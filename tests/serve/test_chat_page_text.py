@@ -20,7 +20,8 @@ node.className = 'text';
 document.querySelector('#log').replaceChildren(node);
 const view = new m.MarkdownView(node);
 window.longest = 0;
-window.watch ??= new PerformanceObserver((list) => {
+// Firefox has none, and warns of who looks for them
+if (PerformanceObserver.supportedEntryTypes.includes('longtask')) window.watch ??= new PerformanceObserver((list) => {
   for (const each of list.getEntries()) window.longest = Math.max(window.longest, each.duration);
 }).observe({type: 'longtask'}) ?? true;
 const begin = performance.now();
