@@ -11,6 +11,7 @@ import pytest
 
 from max import _config
 from max._config import FlagError, Flags, flags
+from max._host.cache_folders import cache_dir
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,9 +89,9 @@ def test_misspelt_names_of_the_environment() -> None:
 
 def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MAX_CACHE_DIR", str(tmp_path))
-    assert _config.cache_dir() == tmp_path
+    assert cache_dir() == tmp_path
     monkeypatch.delenv("MAX_CACHE_DIR")
-    assert "supremum" in _config.cache_dir().parts
+    assert "supremum" in cache_dir().parts
 
 
 def test_page_is_current() -> None:

@@ -280,11 +280,15 @@ def limits_of(pipeline: BatchPipeline[Any], are_steps_read: bool = False) -> Sch
     config = pipeline.pipeline_config
     batch = config.max_batch_size or 1
     steps = max(config.max_num_steps, 1)
-    if config.finds_num_steps and not pipeline.repeats_steps:
-        steps = 1  # several steps in one call would save no time
-    # copies of the model take turns: the tokens of one wait for the steps of the others
-    alone = config.model_config.data_parallel_degree == 1
-    longest = READ_SECONDS if are_steps_read and alone else MAX_SECONDS
+    # a number that the user has set is kept, however long its steps take
+    longest = None
+    if config.finds_num_steps:
+        if not pipeline.repeats_steps:
+            steps = 1  # several steps in one call would save no time
+        longest = MAX_SECONDS
+        # copies of the model take turns: the tokens of one wait for the steps of the others
+        if are_steps_read and steps > 1 and config.model_config.data_parallel_degree == 1:
+            longest = READ_SECONDS
     return SchedulerLimits(
         # the queue of decoding requests is the batch here: none of them waits outside of it
         max_batch_size=min(batch, config.max_queue_size_tg or batch),
@@ -293,8 +297,7 @@ def limits_of(pipeline: BatchPipeline[Any], are_steps_read: bool = False) -> Sch
         enable_chunked_prefill=config.enable_chunked_prefill,
         enable_in_flight_batching=config.enable_in_flight_batching,
         max_num_steps=steps,
-        # a number that the user has set is kept, however long its steps take
-        max_seconds=longest if config.finds_num_steps else None,
+        max_seconds=longest,
         max_batch_context_length=config.max_batch_context_length,
         mixed_step_ratio=MIXED_STEP_RATIO,
     )

@@ -474,7 +474,13 @@ class _Writer:
                 continue
             alone = not (keywords.keys() - {"type"})
             if closed and around and not alone:
-                folded = [{**around, "allOf": [each]} for each in options]
+                # one with a wrong keyword is named at its own place
+                folded = [
+                    each
+                    if isinstance(each, Mapping) and well_formed(each)[1]
+                    else {**around, "allOf": [each]}
+                    for each in options
+                ]
                 if keyword == "anyOf" or not self._conditions.may_overlap(folded, schema):
                     options, alone = folded, True
             if keyword == "oneOf" and closed and alone and self._closes and not self.overlap:
