@@ -29,11 +29,8 @@ from max.pipelines.scheduler.simulation import (
     TokenRanges,
 )
 
-MODEL_32B = CostModel(step=15e-3, prompt_token=63e-6, sequence=0.1e-3, cached_token=4e-8)
-"""A model of 32 billion parameters on two H100: llm-d calibrates 15,926 prompt tokens a second of one server."""
-
-H100_32B = CostModel(step=10.5e-3, prompt_token=1 / 15926, sequence=0.05e-3, cached_token=2.9e-8)
-"""Qwen 3 32B on a server of llm-d's: prompts as it calibrates them, and steps of 12, 17 and 21 ms for 5, 25 and 40
+MODEL_32B = CostModel(step=10.5e-3, prompt_token=1 / 15926, sequence=0.05e-3, cached_token=2.9e-8)
+"""Qwen 3 32B on two H100: prompts as llm-d calibrates a server, and steps of 12, 17 and 21 ms for 5, 25 and 40
 sequences, which its rows of 3, 10 and 15 requests a second show, in which none waits."""
 PAGES_32B = 5470
 """The pages of 64 tokens, of 256 KiB each, in what 95 % of two H100 leave beside 66 GB of weights and 5 GB of others."""
@@ -170,7 +167,7 @@ def llm_d() -> dict[str, Any]:
     limits = SchedulerLimits(
         max_batch_size=256, prefill_chunk_size=8192, enable_in_flight_batching=True
     )
-    machine = Machine(limits, PAGES_32B, page_size=64, cost=H100_32B)
+    machine = Machine(limits, PAGES_32B, page_size=64, cost=MODEL_32B)
     found: dict[str, dict[str, Any]] = {f"{rate} requests/s": {} for rate, _ in LADDER[1:]}
     best: dict[str, float] = {}
     routings: tuple[Routing, ...] = ("round-robin", "prefix")
