@@ -54,31 +54,31 @@ class RecentAnswersDrafter(TextDrafter[tuple[Answer, int]]):
             context: The request.
             most: The maximum number of tokens.
         """
-        tokens = context.all_tokens
-        if len(tokens) < MATCH:
+        found = self._find(context, context.all_tokens)
+        if not found:
             return ()
-        # of the same salt and adapter only: answers of others would leak through times
-        places = self._places.get(_key(context.cache_salt, context.adapter, tokens, len(tokens)))
-        if not places:
-            return ()
-        last = tokens[-LONGEST_MATCH:][::-1]
-        # the longest run first, of equal ones the latest
-        matches = [(_match(last, *place), number) for number, place in enumerate(places)]
-        (length, best), *others = sorted(matches, reverse=True)
+        (length, (answer, end)), *others = found
         self._lengths[context.request_id] = length
-        self._others[context.request_id] = [places[number] for _, number in others]
-        answer, end = places[best]
+        self._others[context.request_id] = [place for _, place in others]
         return answer[end : end + most].tolist()
 
     def match(self, context: TextContext, tokens: Answer) -> int | None:
         """How long the run of last tokens is that is found again, as `kind`; see `Drafter.match`."""
+        found = self._find(context, tokens)
+        return found[0][0].bit_length() if found else None
+
+    def _find(self, context: TextContext, tokens: Answer) -> list[tuple[int, tuple[Answer, int]]]:
+        """The runs of tokens that end a text: their lengths and places, the longest first, of equal ones the latest."""
         if len(tokens) < MATCH:
-            return None
-        places = self._places.get(_key(context.cache_salt, context.adapter, tokens, len(tokens)))
-        if not places:
-            return None
+            return []
+        # of the same salt and adapter only: answers of others would leak through times
+        places = self._places.get(
+            _key(context.cache_salt, context.adapter, tokens, len(tokens)), ()
+        )
         last = tokens[-LONGEST_MATCH:][::-1]
-        return max(_match(last, *place) for place in places).bit_length()
+        found = [(_match(last, *place), place) for place in reversed(places)]
+        # stable: the latest ones stay first
+        return sorted(found, key=lambda each: -each[0])
 
     def alternatives(self, context: TextContext, most: int) -> list[Sequence[int]]:
         """What followed at the other places; see `Drafter.alternatives`."""
