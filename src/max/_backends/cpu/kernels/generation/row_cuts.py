@@ -39,7 +39,8 @@ WIDTH = 16
 BOUNDS = 8
 """The number of bounds of a pass."""
 LINEAR_PASSES = 3
-"""After so many passes bounds are equidistant in the bits of a float, so that any interval ends."""
+"""The number of passes whose bounds are equidistant logits. Later bounds are equidistant in the bits of a float, so the
+search ends for every interval."""
 
 
 class Memory(NamedTuple):

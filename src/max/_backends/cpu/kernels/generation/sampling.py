@@ -20,7 +20,7 @@ A row of NaN only has no token: the result is `NO_TOKEN`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from max import kernel as k
@@ -239,24 +239,21 @@ def sample_allowed(
     sample_rows(out, logits, p, words, ctx)
 
 
-def _lower_sample(
-    operands: Sequence[Operand],
-    results: Sequence[Operand],
-    attributes: Mapping[str, Any],
-    target: k.Target,
-) -> KernelCall:
-    """The call for `mo.sample.token`."""
-    return KernelCall(sample_token, (view("result", 0, results[0]), *operand_views(operands)))
+def _lowering(kernel: Any) -> Callable[..., KernelCall]:
+    """The lowering to a kernel whose first argument is the result."""
+
+    def lower(
+        operands: Sequence[Operand],
+        results: Sequence[Operand],
+        attributes: Mapping[str, Any],
+        target: k.Target,
+    ) -> KernelCall:
+        return KernelCall(kernel, (view("result", 0, results[0]), *operand_views(operands)))
+
+    return lower
 
 
-def _lower_allowed(
-    operands: Sequence[Operand],
-    results: Sequence[Operand],
-    attributes: Mapping[str, Any],
-    target: k.Target,
-) -> KernelCall:
-    """The call for `mo.sample.allowed`."""
-    return KernelCall(sample_allowed, (view("result", 0, results[0]), *operand_views(operands)))
-
-
-LOWERINGS = {"mo.sample.token": _lower_sample, "mo.sample.allowed": _lower_allowed}
+LOWERINGS = {
+    "mo.sample.token": _lowering(sample_token),
+    "mo.sample.allowed": _lowering(sample_allowed),
+}
