@@ -121,7 +121,7 @@ def test_the_lines_of_a_pull(order: Order, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(library, "sources", SimpleNamespace(of_hub={"org/new": source}.get))
     monkeypatch.setattr(library, "_REPORT_S", 0.001)
     begin, end = [{"status": "pulling manifest"}], [{"status": "success"}]
-    # what is there is not asked of the hub
+    # a model that exists locally is not requested from the hub
     assert order.give(library.pull, PullBody(model="org/there:latest")) == begin + end
     progress = [
         {"status": "pulling a", "digest": "sha256:123", "completed": 9, "total": 9},
