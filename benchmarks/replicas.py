@@ -3,8 +3,9 @@
 ``python -m benchmarks.replicas --model DIR`` starts the servers it compares, and asks them in turn, for some minutes.
 It needs a quiet machine of at least two cores. `cores`: replicas of one core each against one engine of all cores.
 `prefixes`: several tenants with prompts that begin alike, on replicas behind one server, and in turn on as many servers
-of one engine. `simulated`: requests at a rate on one engine, and the same in `max benchmark --simulate`, which learns
-the costs of steps from others. `first`: from the start of a server to its first answer.
+of one engine; with more `--replicas` than cores, some of them share a core in both. `simulated`: requests at a rate on
+one engine, and the same in `max benchmark --simulate`, which learns the costs of steps from others. `first`: from the
+start of a server to its first answer.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from max.pipelines.generation.batch_pipeline import MIXED_STEP_RATIO
 from max.pipelines.scheduler import SchedulerLimits
 from max.pipelines.scheduler.measured_costs import MeasuredCosts, Step, read_steps
 from max.pipelines.scheduler.simulation import Arrival, Machine
+from max.serve.process.settings import WorkerSettings
+from max.serve.worker.placement import replica_settings
 
 CLIENTS, PROMPT, OUTPUT = 16, 128, 64
 TENANTS, COMMON, OWN = 8, 1024, 32
@@ -120,8 +123,12 @@ def random_tokens(draw: random.Random, count: int) -> list[int]:
 
 async def closed_loop(
     targets: Sequence[Target], bodies: Sequence[dict[str, Any]], clients: int = CLIENTS
-) -> dict[str, Any]:
-    """Clients that each send their next request when the last one is answered; the servers get them in turn."""
+) -> list[Sample]:
+    """Clients that each send their next request when the last one is answered; the servers get them in turn.
+
+    Raises:
+        RuntimeError: A request has failed.
+    """
     left = list(enumerate(bodies))
     samples: list[Sample] = []
 
@@ -131,48 +138,69 @@ async def closed_loop(
             samples.append(await measure_one(targets[number % len(targets)], body))
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    found = summary(samples, float("inf"))
-    if found["failed"]:
-        raise RuntimeError(str(found["errors"]))
-    return found
+    if errors := {sample.error for sample in samples if sample.error}:
+        raise RuntimeError(", ".join(errors))
+    return samples
 
 
-def compare_cores(model: str, rounds: int) -> dict[str, Any]:
-    """Output tokens a second of one engine of all cores, and of replicas of one core each, in turn."""
+def run_closed_loop(
+    targets: Sequence[Target], bodies: Sequence[dict[str, Any]], clients: int = CLIENTS
+) -> dict[str, Any]:
+    """The numbers of a :func:`closed_loop`."""
+    return summary(asyncio.run(closed_loop(targets, bodies, clients)), float("inf"))
+
+
+def compare_cores(model: str, rounds: int, replicas: int) -> dict[str, Any]:
+    """Output tokens a second of one engine of all cores, and of replicas of a part of them, in turn."""
     cores, draw = sorted(logical_cpus()), random.Random(0)
     rates: dict[str, list[float]] = {"one engine": [], "replicas": []}
     with ExitStack() as stack:
         one = stack.enter_context(serving(model, cores))
-        several = stack.enter_context(serving(model, cores, "--replicas", str(len(cores))))
+        several = stack.enter_context(serving(model, cores, "--replicas", str(replicas)))
         for number in range(rounds + 1):
             for name, target in (("one engine", one), ("replicas", several)):
                 bodies = [body_of(random_tokens(draw, PROMPT)) for _ in range(4 * CLIENTS)]
-                rate = asyncio.run(closed_loop([target], bodies))["output_throughput"]
+                rate = run_closed_loop([target], bodies)["output_throughput"]
                 if number:  # the first round warms up
                     rates[name].append(rate)
     best = {name: max(each) for name, each in rates.items()}
     return {"tokens/s": best, "ratio": best["replicas"] / best["one engine"], "all": rates}
 
 
-def compare_routing(model: str, rounds: int) -> dict[str, Any]:
-    """The mean time to the first token by prefixes and in turn; each round has prefixes that nobody has seen."""
+def compare_routing(model: str, rounds: int, replicas: int) -> dict[str, Any]:
+    """The mean time to the first token by prefixes and in turn; each round has prefixes that nobody has seen.
+
+    The hit rate is the share of the common tokens that were cached, of all but the first request of each tenant.
+    """
     cores, draw = sorted(logical_cpus()), random.Random(1)
-    count = len(cores)
-    times: dict[str, list[float]] = {"by prefix": [], "in turn": []}
+    found: dict[str, list[dict[str, float]]] = {"by prefix": [], "in turn": []}
     with ExitStack() as stack:
-        routed = [stack.enter_context(serving(model, cores, "--replicas", str(count)))]
-        in_turn = [stack.enter_context(serving(model, [core])) for core in cores]
+        routed = [stack.enter_context(serving(model, cores, "--replicas", str(replicas)))]
+        parts = [each.cores for each in replica_settings(WorkerSettings({}), replicas, cores)]
+        in_turn = [stack.enter_context(serving(model, part)) for part in parts]
         for _ in range(rounds):
             for name, targets in (("by prefix", routed), ("in turn", in_turn)):
                 common = [random_tokens(draw, COMMON) for _ in range(TENANTS)]
+                tenants = [draw.randrange(TENANTS) for _ in range(8 * TENANTS)]
                 bodies = [
-                    body_of([*common[draw.randrange(TENANTS)], *random_tokens(draw, OWN)], 8)
-                    for _ in range(8 * TENANTS)
+                    body_of([*common[each], *random_tokens(draw, OWN)], 8) for each in tenants
                 ]
-                run = asyncio.run(closed_loop(targets, bodies, count))
-                times[name].append(run["ttft_ms"]["mean"])
-    best = {name: min(each) for name, each in times.items()}
-    return {"ttft ms": best, "ratio": best["by prefix"] / best["in turn"], "all": times}
+                samples = asyncio.run(closed_loop(targets, bodies, replicas))
+                most = COMMON * (len(tenants) - len(set(tenants)))
+                found[name].append(
+                    {
+                        "ttft ms": summary(samples, float("inf"))["ttft_ms"]["mean"],
+                        "hit rate": sum(each.cached_tokens for each in samples) / most,
+                    }
+                )
+    best = {name: min(each["ttft ms"] for each in runs) for name, runs in found.items()}
+    return {
+        "replicas": replicas,
+        "cores": len(cores),
+        "ttft ms": best,
+        "ratio": best["by prefix"] / best["in turn"],
+        "all": found,
+    }
 
 
 def _cpu_s(pid: int) -> dict[str, float]:
@@ -186,7 +214,7 @@ def _cpu_s(pid: int) -> dict[str, float]:
     return {"server": of(pid), "worker": max((of(int(each)) for each in children), default=0.0)}
 
 
-def time_first_answer(model: str, rounds: int) -> dict[str, Any]:
+def time_first_answer(model: str, rounds: int, _replicas: int) -> dict[str, Any]:
     """Seconds and CPU seconds from the start of a process to the first answer; kernels are compiled before."""
     cores, draw = sorted(logical_cpus()), random.Random(3)
     with serving(model, cores):
@@ -212,7 +240,7 @@ def _first_answer(model: str, cores: Sequence[int], draw: random.Random) -> dict
                 break
         mark("ready")
         body = body_of(random_tokens(draw, 8), 1)
-        asyncio.run(closed_loop([Target(f"http://127.0.0.1:{port}")], [body], 1))
+        run_closed_loop([Target(f"http://127.0.0.1:{port}")], [body], 1)
         mark("first answer")
     finally:
         process.terminate()
@@ -240,7 +268,7 @@ async def _steps_after(log: Path, known: int) -> list[Step]:
     raise RuntimeError(f"{log} has no step of the last request")
 
 
-def compare_simulated(model: str, rounds: int) -> dict[str, Any]:
+def compare_simulated(model: str, rounds: int, _replicas: int) -> dict[str, Any]:
     """Throughput and times of requests at 60 % of the rate that the engine can take, real and simulated.
 
     The costs of steps are learned from other requests, some of which come at once and some at this rate. Where there
@@ -254,7 +282,7 @@ def compare_simulated(model: str, rounds: int) -> dict[str, Any]:
 
             def burst() -> dict[str, Any]:
                 bodies = [body_of(random_tokens(draw, PROMPT)) for _ in range(4 * CLIENTS)]
-                return asyncio.run(closed_loop([target], bodies))
+                return run_closed_loop([target], bodies)
 
             burst()  # warms up
             delay = asyncio.run(_lone_delay(target, draw, log))
@@ -317,7 +345,7 @@ async def _at_times(target: Target, times: Sequence[float], draw: random.Random)
     return summary(await asyncio.gather(*(one(at) for at in times)), float("inf"))
 
 
-CASES: dict[str, Callable[[str, int], dict[str, Any]]] = {
+CASES: dict[str, Callable[[str, int, int], dict[str, Any]]] = {
     "cores": compare_cores,
     "prefixes": compare_routing,
     "simulated": compare_simulated,
@@ -333,12 +361,18 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="the model's folder or file")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3, help="the rounds of each case")
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        default=len(logical_cpus()),
+        help="of `cores` and `prefixes`; by default one a core",
+    )
     parser.add_argument("--json", type=Path, help="a file for the numbers")
     options = parser.parse_args()
     exit_on_sigterm()
     found: dict[str, Any] = {"machine": machine(), "commit": commit(), "model": options.model}
     for case in options.cases:
-        found[case] = CASES[case](options.model, options.rounds)
+        found[case] = CASES[case](options.model, options.rounds, options.replicas)
         print(case, json.dumps(found[case], indent=1), flush=True)
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")

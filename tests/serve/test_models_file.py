@@ -169,8 +169,8 @@ def test_cores_are_given_once_and_the_rest_is_shared(seed: int) -> None:
         for i in range(draw.randint(1, 3))
     ]
     own = sum(m.replicas * (m.cpus or 0) for m in models)
-    most = max((m.replicas for m in models if m.cpus is None), default=0)
-    if own + most > len(cores):
+    shares_rest = any(m.cpus is None for m in models)
+    if own + shares_rest > len(cores):
         with pytest.raises(ConfigError, match="cores"):
             deployment_settings(models, cores)
         return
@@ -181,7 +181,7 @@ def test_cores_are_given_once_and_the_rest_is_shared(seed: int) -> None:
     for m, shares in zip(models, found, strict=True):
         assert len(shares) == m.replicas
         used = [core for share in shares for core in share.cores]
-        assert len(set(used)) == len(used)
+        assert len(set(used)) == len(used) or m.replicas > len(rest)
         if m.cpus is None:
             assert set(used) == rest
         else:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from max._host.machine import logical_cpus
-from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation.process.commands import CancelRequest, GenerationRequest
 from max.pipelines.generation.process.events import (
     EngineReady,
@@ -264,8 +263,14 @@ def test_replicas_divide_the_machine() -> None:
             assert replace(share, cores=(), config=settings.config) == settings
     given = replace(settings, config={"device_memory_utilization": 0.5})
     assert replica_settings(given, 2, (0, 1))[1].config == {"device_memory_utilization": 0.25}
-    with pytest.raises(ConfigError, match="3 replicas on 2 cores"):
-        replica_settings(settings, 3, (4, 6))
+
+
+@pytest.mark.parametrize(
+    ("count", "held"), [(3, [4, 4, 6]), (4, [4, 4, 6, 6]), (5, [4, 4, 4, 6, 6])]
+)
+def test_more_replicas_than_cores_share_them(count: int, held: list[int]) -> None:
+    shares = replica_settings(WorkerSettings({"model_path": "m"}), count, (4, 6))
+    assert [share.cores for share in shares] == [(core,) for core in held]
 
 
 @pytest.mark.skipif(len(logical_cpus()) < 2, reason="one core")

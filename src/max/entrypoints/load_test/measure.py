@@ -71,6 +71,7 @@ class Sample:
         end: When it ended.
         pauses: The seconds between pieces of text after the first.
         prompt_tokens: The tokens of the prompt, as the server counts.
+        cached_tokens: Those of them that were cached, where the server says so.
         output_tokens: Those of the answer.
         error: Why it failed; empty where it did not.
     """
@@ -80,6 +81,7 @@ class Sample:
     end: float = 0.0
     pauses: MutableSequence[float] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
 
@@ -111,6 +113,8 @@ async def measure_one(target: Target, body: dict[str, Any], sample: Sample | Non
                     return sample
                 if usage := value.get("usage"):
                     sample.prompt_tokens = usage["prompt_tokens"]
+                    details = usage.get("prompt_tokens_details") or {}
+                    sample.cached_tokens = details.get("cached_tokens") or 0
                     sample.output_tokens = usage["completion_tokens"]
                 # such as the first event of a chat, and the one with the usage
                 if not any(_text(choice) for choice in value["choices"]):

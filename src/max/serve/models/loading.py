@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
 from max.serve.worker.placement import replica_settings
 from max.serve.worker.started_worker import StartOf, Worker, start_in_thread
+
+logger = logging.getLogger("max.serve")
 
 
 async def load_model(
@@ -53,6 +56,9 @@ async def load_model(
         shares = [worker_settings] * settings.replicas
         if settings.ray is None:
             shares = replica_settings(worker_settings, settings.replicas)
+    cores = {core for share in shares for core in share.cores}
+    if cores and len(shares) > len(cores):
+        logger.warning("%d replicas share %d cores, and each is slower", len(shares), len(cores))
     known = [KnownEngine(number, each, None) for number, each in enumerate(shares)]
     if last is not None and last.engines:
         known = list(last.engines)

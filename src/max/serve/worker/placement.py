@@ -1,10 +1,14 @@
-"""Divides a machine among the replicas of a model: each has cores and a share of the memory of its own."""
+"""Divides a machine among the replicas of a model: each has cores and a share of the memory of its own.
+
+More replicas than cores share them, one core each.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from max._host.machine import logical_cpus
 from max.pipelines.config.kv_cache_config import KVCacheConfig
@@ -27,18 +31,11 @@ def replica_settings(
         count: The number of replicas, at least 1.
         cores: The numbers of the logical CPUs to divide; None: those of this process.
         engines: The engines that share the memory, of other models too; None: the replicas.
-
-    Raises:
-        ConfigError: There are fewer cores than replicas.
     """
     engines = engines or count
     if engines == 1 and cores is None:
         return [settings]
     cores = sorted(logical_cpus()) if cores is None else cores
-    if count > len(cores):
-        raise ConfigError(
-            f"{count} replicas on {len(cores)} cores", f"Give at most {len(cores)} --replicas."
-        )
     (default,) = (each.default for each in dataclasses.fields(KVCacheConfig) if each.name == _SHARE)
     # they plan their memory at the same time, each from all that is free
     share = settings.config.get(_SHARE, default) / engines
@@ -46,7 +43,7 @@ def replica_settings(
     # [count + 1]: parts differ by one core at most
     bounds = [len(cores) * number // count for number in range(count + 1)]
     # neighbors, as cores next to each other often share a cache
-    parts = [cores[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+    parts = [cores[begin : max(end, begin + 1)] for begin, end in pairwise(bounds)]
     return [replace(settings, config=config, cores=tuple(part)) for part in parts]
 
 
