@@ -11,6 +11,7 @@ import pytest
 
 from max.interfaces import GenerationStatus
 from max.pipelines.generation.process.commands import GenerationRequest
+from max.pipelines.generation.process.encoder_messages import EncodeRequest, RankRequest
 from max.pipelines.generation.process.events import (
     EngineReady,
     EngineStats,
@@ -67,6 +68,14 @@ def test_routers_weigh_the_requests_of_each_other() -> None:
         assert server.owner.all_open_requests == 0
 
     run(4, test)
+
+
+def test_the_load_of_encode_requests() -> None:
+    """Four characters of a text are about one token; texts that are tokens already weigh as much as they have."""
+    texts = ("x" * 300, tuple(range(50)), "y" * 102, (7,))
+    assert shared_channel.unread_tokens(EncodeRequest("a", texts)) == 402 // 4 + 51
+    assert shared_channel.unread_tokens(RankRequest("b", "query", ("z" * 44,))) == 11
+    assert shared_channel.unread_tokens(GenerationRequest("c", (1, 2, 3), 9)) == 3
 
 
 def test_the_owner_starts_engines_by_the_load_of_routers() -> None:

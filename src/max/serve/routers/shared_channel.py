@@ -231,12 +231,8 @@ class SharedChannel:
 
     def _begin(self, user: _User, request: Any) -> None:
         """Notes a request that a user has sent."""
-        if isinstance(request, GenerationRequest):
-            unread = len(request.tokens) + len(request.generated_tokens)
-        else:  # characters, four of which are about one token
-            unread = sum(map(len, request.texts)) // 4
         with self._lock:
-            self._change(user, request.request_id, unread)
+            self._change(user, request.request_id, unread_tokens(request))
             self._tell_loads(but=user)
 
     def _change(self, user: _User, name: str, unread: int | None) -> None:
@@ -353,6 +349,15 @@ class SharedChannel:
         user.close()
         for name in names:
             self._incoming.put(CancelRequest(f"{user.number}{_MARK}{name}"))
+
+
+def unread_tokens(request: Any) -> int:
+    """The tokens that are to be read for a request; those of a text are estimated by its characters."""
+    if isinstance(request, GenerationRequest):
+        return len(request.tokens) + len(request.generated_tokens)
+    # about four characters are one token
+    characters = sum(len(text) for text in request.texts if isinstance(text, str))
+    return characters // 4 + sum(len(text) for text in request.texts if not isinstance(text, str))
 
 
 def _with_request_id(message: Any, name: str) -> Any:
