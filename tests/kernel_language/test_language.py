@@ -170,6 +170,21 @@ def test_while_and_run_time_if():
 
 
 @k.kernel
+def named_in_comprehensions(out: k.Output, x: k.Input, ctx: k.Context) -> None:
+    # `last` is bound around the comprehension, `item` within it only
+    item = x[0]
+    doubled = [(last := item * 2) for item in (x[1], x[2], x[3])]
+    out[0] = last
+    out[1] = doubled[0] + doubled[1] + doubled[2]
+    out[2] = item
+
+
+def test_names_bound_in_a_comprehension():
+    out, *_ = both(named_in_comprehensions, [np.zeros(3, np.float32), np.float32([5, 1, 2, 3])])
+    np.testing.assert_array_equal(out, [6, 12, 5])
+
+
+@k.kernel
 def first_negative(out: k.Output[k.i64, 1], x: k.Input[k.f32, 2]):
     for i in range(x.shape[0]):
         found = -1

@@ -372,9 +372,12 @@ def _comprehension(fe: Frontend, node: ast.ListComp | ast.GeneratorExp) -> tuple
                 break
         else:
             items.append(fe.expr(node.elt))
+    # but what `:=` binds belongs to the function around it
+    bound = {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
+    kept = {name: value for name, value in fe.frame.env.items() if name in bound}
     # in place: closures hold this dict
     fe.frame.env.clear()
-    fe.frame.env.update(saved)
+    fe.frame.env.update(saved | kept)
     return tuple(items)
 
 
