@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -299,4 +301,45 @@ def test_a_server_with_two_replicas(start_server: Callable[..., RunningServer]) 
         for number, each in enumerate(streams):
             assert each.result(300) == answers[number % 3]["choices"][0]["text"]
         assert "maxserve_worker_restarts 1.0" in http.get("/metrics").text
+    assert server.stop() == 0
+
+
+@pytest.mark.skipif(len(logical_cpus()) < 2, reason="one core")
+def test_upgrades_at_once_and_one_that_fails(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    server = start_server("--model", str(folder), "--replicas", "2", "--max-length", "256")
+    server.wait_ready()
+    with httpx.Client(base_url=server.url, timeout=300) as http, ThreadPoolExecutor(3) as pool:
+        upgrades = [pool.submit(http.post, "/cluster/upgrade", json={}) for _ in range(2)]
+        drain = pool.submit(http.post, "/cluster/drain", json={"replica": 1})
+        replaced = [each.result(300) for each in upgrades]
+        assert [answer.status_code for answer in replaced] == [200, 200], replaced[0].text
+        # the one that came last finds another number there, and says so
+        assert drain.result(300).status_code in (200, 400)
+
+        def replicas() -> list[dict[str, Any]]:
+            (model,) = http.get("/cluster").json()["models"]
+            assert [each["state"] for each in model["replicas"]] == ["ready", "ready"]
+            return [each["replica"] for each in model["replicas"]]
+
+        earlier = replicas()
+        assert len(server.workers) == 2
+        # the new one is lost while it loads, and then cannot read the files
+        known = set(server.workers)
+        upgrade = pool.submit(http.post, "/cluster/upgrade", json={})
+        while not (new := set(server.workers) - known):
+            time.sleep(0.01)
+        new.pop().kill()
+        answer = upgrade.result(300)
+        assert answer.status_code == 503 and "while it loaded" in answer.text, answer.text
+        (tmp_path / "broken").write_bytes(b"no weights")
+        (tmp_path / "broken").replace(folder / "model.safetensors")
+        answer = http.post("/cluster/upgrade", json={})
+        assert answer.status_code == 400 and "model.safetensors" in answer.text, answer.text
+        assert replicas() == earlier
+        asked = {"prompt": "a", "max_tokens": 3}
+        assert http.post("/v1/completions", json=asked).status_code == 200
     assert server.stop() == 0

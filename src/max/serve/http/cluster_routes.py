@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -102,18 +102,16 @@ async def drain(body: DrainBody, request: Request) -> Response:
     refuse_foreign_pages(request, state)
     if (body.node is None) == (body.replica is None):
         raise ApiError("give either node, or replica and model", param="node")
-    pairs: list[tuple[ServedModel, Replica]]
     if body.node is not None:
-        pairs = await _of_node(state, body.node)
+        node = await _exclude_node(state, body.node)
+        models = state.pool.loaded_models()
+        replaced = await _replace(models, lambda model: _of_node(model, node))
     else:
-        model = _model(state, body.model)
-        pairs = [(model, each) for each in model.engine.replicas if each.number == body.replica]
-        if not pairs:
-            numbers = ", ".join(str(each.number) for each in model.engine.replicas)
-            raise ApiError(
-                f"{model.name} has no replica {body.replica}; it has {numbers}", param="replica"
-            )
-    return json_response({"replaced": await _replace(pairs)})
+        number = body.replica
+        replaced = await _replace(
+            [_model(state, body.model)], lambda model: _of_number(model, number)
+        )
+    return json_response({"replaced": replaced})
 
 
 @router.post("/cluster/upgrade")
@@ -134,10 +132,10 @@ async def upgrade(body: UpgradeBody, request: Request) -> Response:
         if state.routers is None:
             raise ApiError("this server has one process; --routers gives it more", param="routers")
         return json_response({"replaced": await _finish_shielded(state.routers.restart())})
-    model = _model(state, body.model)
-    return json_response(
-        {"replaced": await _replace([(model, each) for each in model.engine.replicas])}
+    replaced = await _replace(
+        [_model(state, body.model)], lambda model: list(model.engine.replicas)
     )
+    return json_response({"replaced": replaced})
 
 
 def _model(state: ServerState, name: str | None) -> ServedModel:
@@ -150,8 +148,8 @@ def _model(state: ServerState, name: str | None) -> ServedModel:
     return found[0]
 
 
-async def _of_node(state: ServerState, name: str) -> list[tuple[ServedModel, Replica]]:
-    """The replicas of a machine, on which no further one is started."""
+async def _exclude_node(state: ServerState, name: str) -> str:
+    """The identifier of a machine, on which no further replica is started from now on."""
     if state.cluster is None:
         raise ApiError("this server runs on one machine; --ray runs it on several", param="node")
     nodes = await asyncio.to_thread(state.cluster.nodes)
@@ -164,28 +162,45 @@ async def _of_node(state: ServerState, name: str) -> list[tuple[ServedModel, Rep
         raise ApiError(f"{name!r} is the only machine", param="node")
     # first, so that no replacement starts there
     state.cluster.exclude(identifier)
-    return [
-        (model, replica)
-        for model in state.pool.loaded_models()
-        for replica in model.engine.replicas
-        if replica.node == identifier
-    ]
+    return identifier
 
 
-async def _replace(pairs: list[tuple[ServedModel, Replica]]) -> list[dict[str, Any]]:
-    """Replaces replicas, one after another; goes on if the client disconnects."""
+def _of_node(model: ServedModel, identifier: str) -> list[Replica]:
+    """The replicas of a model on a machine."""
+    return [each for each in model.engine.replicas if each.node == identifier]
+
+
+def _of_number(model: ServedModel, number: int | None) -> list[Replica]:
+    """The replica of a number."""
+    if found := [each for each in model.engine.replicas if each.number == number]:
+        return found
+    numbers = ", ".join(str(each.number) for each in model.engine.replicas)
+    raise ApiError(f"{model.name} has no replica {number}; it has {numbers}", param="replica")
+
+
+async def _replace(
+    models: list[ServedModel], chosen: Callable[[ServedModel], list[Replica]]
+) -> list[dict[str, Any]]:
+    """Replaces replicas, one after another; goes on if the client disconnects.
+
+    Args:
+        models: The models.
+        chosen: Returns those of a model, after earlier changes of its replicas have ended.
+    """
 
     async def work() -> list[dict[str, Any]]:
         done: list[dict[str, Any]] = []
-        for model, replica in pairs:
-            try:
-                new = await model.engine.replace_replica(replica)
-            except OSError as error:
-                raise ApiError(
-                    f"{len(done)} of {len(pairs)} replicas were replaced; no other can be started: {error}",
-                    status=503,
-                ) from error
-            done.append({"model": model.name, "replica": replica.number, "by": new.number})
+        for model in models:
+            async with model.engine.changes:
+                for replica in chosen(model):
+                    try:
+                        new = await model.engine.replace_replica(replica)
+                    except (OSError, RuntimeError) as error:
+                        raise ApiError(
+                            f"replicas replaced: {len(done)}; no other can be started: {error}",
+                            status=503,
+                        ) from error
+                    done.append({"model": model.name, "replica": replica.number, "by": new.number})
         return done
 
     return await _finish_shielded(work())

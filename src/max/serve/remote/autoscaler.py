@@ -148,13 +148,18 @@ class Autoscaler:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                change = self._decision.change(loop.time(), self.load())
-                for _ in range(change):
-                    await self._add()
-                if change < 0:
-                    await self._remove()
+                # after replacements, during which there are more replicas than needed
+                async with self._engine.changes:
+                    await self._follow(loop.time())
             except Exception:  # no machine is free: the next look tries again
                 logger.exception("the number of replicas cannot be changed")
+
+    async def _follow(self, now: float) -> None:
+        change = self._decision.change(now, self.load())
+        for _ in range(change):
+            await self._add()
+        if change < 0:
+            await self._remove()
 
     async def _add(self) -> None:
         worker = await start_in_thread(self._start_worker)

@@ -80,14 +80,14 @@ class EngineClient:
         self.turn: Turn = OwnTurn()
         """The turn to try a request that may end workers."""
         self._router = PrefixRouter()
-        self._closes = False
-        self._next = number
+        self._closes, self._next = False, number
         self.replicas: list[Replica] = []
         """The replicas, in the order in which they were added; those that have stopped stay until they are removed."""
         self._draining: set[Replica] = set()
-        self._takers: dict[int, Replica] | None = (
-            None  # None: a state has changed since it was asked for
-        )
+        self.changes = asyncio.Lock()
+        """Held by who replaces replicas or changes their number, one after another."""
+        # None: a state has changed since it was asked for
+        self._takers: dict[int, Replica] | None = None
         self._closed_first: list[Callable[[], Awaitable[None]]] = []
         self.followers: list[Follower] = []
         """Those that are told of changes of the replicas."""
