@@ -44,6 +44,7 @@ def write(folder: Path, values: dict[str, np.ndarray] | None = None, **config: A
         ({"alpha_pattern": {"other": 1, r"x\.m|m": 4}}, 2.0),
         ({"alpha_pattern": {"n": 1}}, 3.0),
         ({"r": 8, "rank_pattern": {"m": 2}}, 3.0),
+        ({"init_lora_weights": "gaussian"}, 3.0),
     ],
 )
 def test_scales(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
@@ -64,6 +65,8 @@ HOSTILE: dict[str, tuple[dict[str, Any], dict[str, np.ndarray] | None, str]] = {
     "huge alpha": ({"lora_alpha": 1e300}, None, "lora_alpha is"),
     "other rank": ({"r": 3}, None, "has rank 2, and adapter_config.json states 3"),
     "layers": ({"layer_replication": [[0, 1]]}, None, "layer_replication is set"),
+    "changed base": ({"init_lora_weights": "pissa_niter_4"}, None, "is 'pissa_niter_4': PEFT changes the base"),
+    "unknown beginning": ({"init_lora_weights": ["olora"]}, None, "init_lora_weights is"),
     "pattern": ({"alpha_pattern": {"(a+)+$": 1}}, None, "too complex"),
     "patterns": ({"alpha_pattern": {".*.*.*x": 1}}, None, "too complex"),
     "broken pattern": ({"alpha_pattern": {"(": 1}}, None, "has the pattern"),

@@ -45,6 +45,8 @@ _UNSUPPORTED = (
     "use_bdlora",
 )  # fmt: skip
 """Options whose adapters compute something else."""
+_PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
+"""The values of ``init_lora_weights`` with which PEFT leaves the weights of the base as they are."""
 # text, classes, groups and alternatives; repetitions only of single characters, so that matching takes linear time
 _PATTERN = re.compile(r"[\w.\-|()^$\[\]\\:?*+]{1,256}")
 _REPEATED_GROUP = re.compile(r"\)[*+?{]|[*+?][*+]")
@@ -149,6 +151,13 @@ def _read_config(path: Path) -> _Config:
     for key in _UNSUPPORTED:
         if values.get(key):
             raise AdapterError(f"{path}: {key} is set; such adapters do not run")
+    start = values.get("init_lora_weights")
+    if not any(start == plain for plain in _PLAIN_STARTS):
+        raise AdapterError(
+            f"{path}: init_lora_weights is {str(start)[:40]!r}: PEFT changes the base's weights before it adds such an "
+            "adapter",
+            "Convert it to a plain adapter: save_pretrained(…, path_initial_model_for_weight_conversion=…) of PEFT.",
+        )
     rank = values.get("r", 8)
     if type(rank) is not int or rank < 1:
         raise AdapterError(f"{path}: r is {str(rank)[:40]}, expected an integer of 1 or more")
