@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,9 +125,12 @@ def quantize(
 
 def _merge_adapter(
     adapter: adapters.Adapter, weights: dict[str, Any], model: Any, config: Any
-) -> dict[str, Any]:
-    """The weights of a checkpoint with an adapter."""
-    return merging.merged_weights(weights, adapter, model.weight_names, config.tie_word_embeddings)
+) -> tuple[Any, dict[str, Any]]:
+    """The shape and the weights of a checkpoint with an adapter."""
+    names, tied = model.weight_names, config.tie_word_embeddings
+    merged = merging.merged_weights(weights, adapter, names, tied)
+    tied = tied and not merging.unties(adapter, names)
+    return replace(config, tie_word_embeddings=tied), merged
 
 
 def _write_folder(folder: Path, out: Path, adapter: adapters.Adapter) -> int:

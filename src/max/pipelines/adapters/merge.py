@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,15 +18,29 @@ from max.graph.weights._safetensors_file import write_safetensors
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array, LowRank
 from max.pipelines.models.decoder.weight_names import WeightNames
 
-__all__ = ["merged_weights", "write_merged"]
+__all__ = ["merged_weights", "unties", "write_merged"]
 
-_TIED = "lm_head.weight"
+_TABLE, _HEAD = "embed_tokens.weight", "lm_head.weight"
+"""The decoder's names of the weights that may be tied."""
+
+
+def unties(adapter: Adapter, names: WeightNames) -> bool:
+    """Whether an adapter changes the embedding or the output layer, which then cannot be tied any more.
+
+    Args:
+        adapter: The adapter, of PEFT.
+        names: The names of the family's weights.
+    """
+    changed = [*(f"{module}.weight" for module in adapter.modules), *adapter.saved_weights]
+    return any(names.own_name(name) in (_TABLE, _HEAD) for name in changed)
 
 
 def merged_weights(
     stored_weights: Mapping[str, WeightData], adapter: Adapter, names: WeightNames, tied: bool
 ) -> dict[str, WeightData]:
     """The weights of a checkpoint with an adapter: ``W + scale * B A`` in float32.
+
+    An adapter that changes a tied embedding or output layer (:func:`unties`) gives an output layer of its own.
 
     Args:
         stored_weights: The weights by the checkpoint's names, floats.
@@ -40,19 +55,18 @@ def merged_weights(
         raise AdapterError(
             f"{adapter.path} is a GGUF adapter", "Give a folder that PEFT has saved."
         )
+    stored_weights = dict(stored_weights)
     by_own_name = {names.own_name(name): name for name in stored_weights}
+    if tied and _TABLE in by_own_name and unties(adapter, names):
+        head = by_own_name.setdefault(_HEAD, _HEAD)
+        # whatever a file has there: a tied model reads the embedding
+        stored_weights[head] = stored_weights[by_own_name[_TABLE]]
     merged = dict(stored_weights)
-    changed: set[str] = set()
 
     def name_of(module: str, tensor: str) -> str:
         """The checkpoint's name of a module's weight."""
         own = names.own_name(f"{module}.weight")
         name = f"{module}.weight" if f"{module}.weight" in stored_weights else by_own_name.get(own)
-        if name is None and own == _TIED and tied:
-            raise AdapterError(
-                f"the tensor {tensor!r} changes the output layer, which is tied to the embedding",
-                "Untie it in the base model first: tie_word_embeddings in config.json.",
-            )
         if name is None:
             raise AdapterError(
                 f"the tensor {tensor!r} cannot be merged: the model has no {module}.weight"
@@ -78,7 +92,6 @@ def merged_weights(
         own = _floats(value)
         new = _with_low_rank(own.T if turned else own, low_rank)
         merged[name] = _as_stored(new.T if turned else new, value)
-        changed.add(names.own_name(name))
         if low_rank.bias is not None:
             bias = name.removesuffix("weight") + "bias"
             if bias not in stored_weights:
@@ -87,11 +100,6 @@ def merged_weights(
                 )
             added = low_rank.bias.astype(np.float32) * np.float32(low_rank.scale)
             merged[bias] = _as_stored(_floats(stored_weights[bias]) + added, stored_weights[bias])
-    if tied and "embed_tokens.weight" in changed:
-        raise AdapterError(
-            "the adapter changes the embedding, which is tied to the output layer",
-            "Untie it in the base model first: tie_word_embeddings in config.json.",
-        )
     for name, values in adapter.saved_weights.items():
         own = name if name in stored_weights else by_own_name.get(names.own_name(name))
         if own is None or tuple(map(int, stored_weights[own].shape)) != values.shape:
@@ -126,12 +134,22 @@ def write_merged(folder: Path, out: Path, adapter: Adapter, names: WeightNames, 
     # other forms of the weights would be without the adapter
     ignored = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.index.json", ".*")
     shutil.copytree(folder, out, ignore=ignored)
+    if tied and unties(adapter, names):
+        path = out / "config.json"
+        path.write_text(json.dumps(_untied(json.loads(path.read_text("utf-8"))), indent=2))
     arrays = {
         name: np.ascontiguousarray(Tensor.from_dlpack(value.data).to_numpy())
         for name, value in merged.items()
     }
     write_safetensors(out / "model.safetensors", arrays)
     return sum(array.nbytes for array in arrays.values())
+
+
+def _untied(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json of a model whose output layer has weights of its own."""
+    text = config.get("text_config")
+    inner = {"text_config": _untied(text)} if isinstance(text, dict) else {}
+    return {**config, **inner, "tie_word_embeddings": False}
 
 
 def _floats(value: WeightData) -> npt.NDArray[np.float32]:

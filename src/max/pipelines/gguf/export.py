@@ -80,7 +80,8 @@ def export_gguf(
     session: InferenceSession,
     text: str | None = None,
     change: Callable[
-        [dict[str, WeightData], type[DecoderModel], DecoderConfig], dict[str, WeightData]
+        [dict[str, WeightData], type[DecoderModel], DecoderConfig],
+        tuple[DecoderConfig, dict[str, WeightData]],
     ]
     | None = None,
     prediction_layers: bool | None = None,
@@ -94,7 +95,8 @@ def export_gguf(
             columns is not a multiple of 256 use a type with blocks of 32, or else float16.
         session: Compiles and runs the encoding kernels.
         text: The text for an importance matrix, which weights the encoding errors; None: all errors have equal weight.
-        change: Changes the weights by the checkpoint's names, given the architecture and the shape; None: nothing does.
+        change: Gives the shape and other weights, by the checkpoint's names, for the weights, the architecture and the
+            shape of the checkpoint; None: nothing changes.
         prediction_layers: Whether layers that predict further tokens are written; None: where llama.cpp's files of the
             family have them.
 
@@ -133,7 +135,7 @@ def export_gguf(
                 f"the weight {key!r} is {weight.dtype.name}", "Give a folder with float weights."
             )
     if change is not None:
-        stored = change(stored, model, config)
+        config, stored = change(stored, model, config)
     config, weights, further = _model_weights(model, config, stored)
     kept = form.prediction_layers if prediction_layers is None else prediction_layers
     layers = {int(name.split(".")[1]) for name in further}
