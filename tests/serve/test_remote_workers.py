@@ -21,7 +21,7 @@ from max.pipelines.generation.process.events import TokensGenerated
 from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
 from max.serve.process.settings import WatchLimits, WorkerSettings
-from max.serve.remote import connections, host
+from max.serve.remote import autoscaler, connections, host
 from max.serve.remote.autoscaler import Autoscaler, Load, ScaleDecision, ScalePolicy
 from max.serve.remote.cluster import Node
 from max.serve.remote.connections import Acceptor, accept, close_listener, connect, listen
@@ -31,7 +31,7 @@ from max.serve.remote.ray_cluster import RayCluster
 from max.serve.remote.worker import RemoteWorker
 from max.serve.worker.client import EngineClient, EngineState
 from tests.pipelines.counting_pipeline import CountingPipeline, expected
-from tests.serve.test_engine_client import _all, until
+from tests.serve.test_engine_client import Workers, _all, until
 
 KEY = b"k" * 32
 
@@ -313,6 +313,33 @@ def test_an_autoscaler_starts_and_ends_engines() -> None:
 
     asyncio.run(whole())
     assert len(workers) == 2
+
+
+def test_a_long_request_does_not_keep_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that the load does not need ends, and its request goes on with the other one."""
+    monkeypatch.setattr(autoscaler, "LOOK_S", 0.01)
+    monkeypatch.setattr(autoscaler, "DRAIN_S", 0.2)
+
+    async def whole() -> None:
+        workers = Workers()
+        client = EngineClient(workers.start)
+        client.add_replica(workers.start)
+        client.start()
+        try:
+            async with asyncio.timeout(60):
+                await client.wait_ready()
+                with client.open([GenerationRequest(name, (1, 2), 9) for name in "ab"]):
+                    assert [each.replica for each in client.entries.values()] == client.replicas
+                    first = client.replicas[0]
+                    policy = ScalePolicy(1, 2, idle_s=0.0, use=1.0)
+                    scaler = Autoscaler(client, workers.start, policy, lambda: None)
+                    client.close_before(scaler.close)
+                    await until(lambda: client.replicas == [first])
+                    assert [each.replica for each in client.entries.values()] == [first, first]
+        finally:
+            await client.close(finish=False, timeout=0.1)
+
+    asyncio.run(whole())
 
 
 def test_the_machines_of_an_engine() -> None:

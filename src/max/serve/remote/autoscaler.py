@@ -15,6 +15,8 @@ logger = logging.getLogger("max.serve")
 
 LOOK_S = 1.0
 """Seconds between two looks at the load."""
+DRAIN_S = 30.0
+"""Seconds until the requests of a replica that ends go on with others: the load may grow again meanwhile."""
 PROMPT_TOKEN_S = 1e-3
 """Seconds to read a token of a prompt, before any was read."""
 
@@ -177,5 +179,5 @@ class Autoscaler:
         # the latest one: the first ones have the most of the cached prefixes
         replica = self._engine.replicas[-1]
         logger.info("replica %d ends", replica.number)
-        await self._engine.remove_replica(replica, timeout=None)
+        await self._engine.remove_replica(replica, DRAIN_S)
         self._changed()
