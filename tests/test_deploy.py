@@ -40,12 +40,40 @@ def test_the_image() -> None:
     variables = re.findall(r"(\w+)=\S+", " ".join(re.findall(r"^ENV (.*)$", text, re.M)))
     assert variables
     check_variables(set(variables))
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert {"serve", "ray"} <= set(extras)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {"serve", "ray"} <= set(project["project"]["optional-dependencies"])
     assert re.search(r"^ARG EXTRAS=serve$", text, re.M) and "/src[$EXTRAS]" in text
     assert "USER 1000" in text
+    # what a clone has besides the package stays outside: files of a layer count, also those that a later one removes
+    copied = [
+        each
+        for words in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M)
+        for each in words.split()
+    ]
+    assert all((ROOT / each).exists() for each in copied) and "." not in copied
+    needed = {"pyproject.toml", project["project"]["readme"]}
+    needed |= {each.split("/")[0] for each in project["project"]["license-files"]}
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed |= {each.split("/")[0] for each in wheel["packages"]}
+    assert needed == set(copied)
+    (mounted,) = re.findall(r"source=([^,]+),", text)
+    assert (ROOT / mounted / "config.json").is_file()
+
+
+def test_caches_are_folders_of_the_server_alone() -> None:
+    """Each user may write to a pod's empty volume, and a folder with such rights is no cache."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    cache = re.search(r"MAX_CACHE_DIR=(/home\S+)", text)
+    assert cache is not None
+    cluster = next(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    (service,) = compose["services"].values()
+    mounts = [volume.split(":")[1] for volume in service["volumes"]]
+    for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
+        for container in group["template"]["spec"]["containers"]:
+            mounts += [mount["mountPath"] for mount in container["volumeMounts"]]
+    parents = [mount for mount in mounts if Path(cache[1]).is_relative_to(mount)]
+    assert len(parents) == 4 and cache[1] not in parents
 
 
 def test_compose() -> None:
