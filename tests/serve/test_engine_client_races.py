@@ -17,9 +17,10 @@ from max.pipelines.generation.process.channel import ConnectionChannel, MessageC
 from max.pipelines.generation.process.commands import Shutdown
 from max.pipelines.generation.process.events import EngineReady
 from max.serve.process.settings import WorkerSettings
-from max.serve.worker import process
+from max.serve.worker import process, started_worker
 from max.serve.worker import replica as worker_replica
 from max.serve.worker.client import EngineClient, EngineState, EngineUnavailableError
+from max.serve.worker.engine_state import NoMachineError
 from max.serve.worker.process import WorkerProcess
 from max.serve.worker.queued_channel import QueuedChannel
 from tests.serve.test_engine_client import END, FakeWorker, Workers, request, tokens, until
@@ -188,6 +189,34 @@ def test_whatever_keeps_workers_from_starting(error, monkeypatch, caplog) -> Non
 
     asyncio.run(whole())
     assert f"a worker process cannot be started: {error}" in caplog.text
+
+
+def test_a_cluster_without_room_is_asked_until_it_has_some(monkeypatch) -> None:
+    """Of two replicas one waits for a machine, longer than starts that fail are tried, and comes back."""
+    monkeypatch.setattr(started_worker, "NO_MACHINE_S", 1e-3)
+
+    async def whole() -> None:
+        workers, refusals = Workers(), 3 * worker_replica.MOST_FAILED_STARTS
+
+        def start() -> FakeWorker:
+            nonlocal refusals
+            if len(workers.started) > 1 and refusals:
+                refusals -= 1
+                raise NoMachineError("no machine")
+            return workers.start()
+
+        client = EngineClient(start)
+        client.add_replica(start)
+        client.start()
+        async with asyncio.timeout(WAIT_S):
+            await client.wait_ready()
+            workers.started[1].die()
+            await until(lambda: client.replicas[1].state is EngineState.RESTARTING)
+            await until(lambda: client.replicas[1].state is EngineState.READY)
+        assert not refusals and len(workers.started) == 3
+        await client.close(finish=False)
+
+    asyncio.run(whole())
 
 
 def test_a_worker_without_a_thread_that_reads_it_is_ended(monkeypatch) -> None:

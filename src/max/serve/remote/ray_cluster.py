@@ -29,6 +29,7 @@ from max.serve.remote.ray_keeper import kept_cluster, start_options
 from max.serve.remote.worker import RemoteWorker
 from max.serve.routers.address import OWNER_PURPOSES, PURPOSES, DoorAddress
 from max.serve.routers.handover import KnownEngine
+from max.serve.worker.engine_state import NoMachineError
 
 logger = logging.getLogger("max.serve")
 
@@ -259,7 +260,8 @@ class RayCluster:
             nodes: The machines that it may run on, by address or the begin of an identifier; none: all.
 
         Raises:
-            OSError: No machine has the cores free, or the engine cannot be reached.
+            NoMachineError: No machine that it may run on has the cores free.
+            OSError: The engine cannot be reached.
         """
         ray, key = self._ray, secrets.token_bytes(KEY_BYTES)
         cpus = cpus or self.cpus
@@ -272,7 +274,12 @@ class RayCluster:
         actor = ray.remote(EngineActor).options(**options).remote(key, cpus, self._outlives)
         engine = self._note(_Engine(ray, actor))
         try:
-            host, port, node = engine.address()
+            try:
+                host, port, node = engine.address()
+            except ray.exceptions.GetTimeoutError as error:
+                raise NoMachineError(
+                    f"no machine of the cluster has {cpus} free cores; waited for {START_S:g} s"
+                ) from error
             engine.run(settings)
             worker = self._worker(
                 engine, DoorAddress(host, port, key), node, name, settings.unhealthy_s
@@ -347,7 +354,7 @@ class RayCluster:
             only: The machines that are allowed; none: all.
 
         Raises:
-            OSError: None is left.
+            NoMachineError: None is left.
         """
         alive = [node for node in self.nodes() if node.is_alive]
         found = {each.identifier for each in alive if not only or each.is_one_of(only)}
@@ -355,7 +362,7 @@ class RayCluster:
         if not left:
             names = ", ".join(f"{node.identifier[:12]} ({node.address})" for node in alive)
             what = "is drained" if found else f"is none of {', '.join(only)}"
-            raise OSError(f"each machine of the cluster {what}; they are {names}")
+            raise NoMachineError(f"each machine of the cluster {what}; they are {names}")
         if len(left) == len(alive):
             return {"scheduling_strategy": "SPREAD"}
         return {"label_selector": {"ray.io/node-id": f"in({','.join(sorted(left))})"}}

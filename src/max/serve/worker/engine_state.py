@@ -24,3 +24,7 @@ class EngineLostError(Exception):
 
 class EngineUnavailableError(Exception):
     """No worker can be started, or the server shuts down."""
+
+
+class NoMachineError(OSError):
+    """No machine of the cluster has room for a worker now; one may have later."""

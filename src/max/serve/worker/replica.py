@@ -43,7 +43,7 @@ from max.serve.worker.started_worker import (
     end_in_thread,
     end_logged,
     kill_in_thread,
-    start_in_thread,
+    start_with_patience,
 )
 from max.serve.worker.subscription import EventReader, OpenRequest, WorkerMessage
 from max.serve.worker.suspects import Suspects, Turn
@@ -482,7 +482,7 @@ class Replica:
                 await asyncio.sleep(_FIRST_DELAY_S * 2**self._failed_starts)  # 0.2, 0.4, 0.8, 1.6 s
             self._error = None
             try:
-                self._attach(await start_in_thread(self.start_worker))
+                self._attach(await start_with_patience(self.start_worker))
                 return
             except Exception as error:  # no memory, no process or no thread is left
                 logger.error("a worker process cannot be started: %s", error)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from max.serve.process.settings import WorkerSettings
+from max.serve.worker.engine_state import NoMachineError
 from max.serve.worker.life_signs import Signs
 from max.serve.worker.queued_channel import QueuedChannel
 
@@ -70,6 +71,8 @@ class StartOf:
         return self.start(self.settings)
 
 
+NO_MACHINE_S = 1.0
+"""Seconds between two starts where the cluster has no room."""
 _ENDS = ThreadPoolExecutor(32, "worker end")
 """Threads that wait for workers: an end may take a minute, and the loop's own threads serve prompts and loads."""
 
@@ -99,6 +102,23 @@ async def start_in_thread(start_worker: Callable[[], Worker]) -> Worker:
         if starting.exception() is None:
             starting.result().kill()
         raise
+
+
+async def start_with_patience(start_worker: Callable[[], Worker]) -> Worker:
+    """Starts a worker as :func:`start_in_thread` does, as soon as the cluster has room for it, however long that takes.
+
+    Args:
+        start_worker: Starts it.
+
+    Raises:
+        OSError: No process can be started for another reason.
+    """
+    while True:
+        try:
+            return await start_in_thread(start_worker)
+        except NoMachineError as error:
+            logger.error("%s; it is tried again", error)
+            await asyncio.sleep(NO_MACHINE_S)
 
 
 async def end_in_thread(worker: Worker, timeout: float | None) -> None:
