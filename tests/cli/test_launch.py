@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from max.entrypoints.cli.agents import AGENTS, Endpoint, written_files
+from max.entrypoints.cli.agents.configurations import AGENTS, Endpoint, written_files
 from max.entrypoints.cli.errors import CommandError
 from tests.cli.harness import CommandLine
 

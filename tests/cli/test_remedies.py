@@ -13,7 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from max.entrypoints.cli import COMMANDS, cli, launch
+from max.entrypoints.cli import COMMANDS, cli
+from max.entrypoints.cli.agents import launch
 from max.pipelines.store.local import ModelStore
 from max.pipelines.store.pull import pull
 from max.pipelines.store.sources import open_source

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from max.pipelines.structured import grammar, schema_arrays, schema_check, schema_merging
+from max.pipelines.structured import grammar
 from max.pipelines.structured.constraint import Constraints
 from max.pipelines.structured.grammar import loose_schema
-from max.pipelines.structured.schema_arrays import different_items
-from max.pipelines.structured.schema_forms import grammar_schema
+from max.pipelines.structured.schemas import arrays, check, merging
+from max.pipelines.structured.schemas.arrays import different_items
+from max.pipelines.structured.schemas.forms import grammar_schema
 from max.pipelines.structured.step_masks import fill, unpack_mask
 from tests.pipelines.test_known_masks import _Delegate
 
@@ -156,13 +157,13 @@ def test_long_enumerations_take_linear_time(
 ) -> None:
     """Of values, keys are made and compared: not each value with each other one."""
     calls = [0]
-    made = schema_merging.value_key
+    made = merging.value_key
 
     def counted(value: Any) -> str:
         calls[0] += 1
         return made(value)
 
-    for module in (schema_arrays, schema_check, schema_merging):
+    for module in (arrays, check, merging):
         monkeypatch.setattr(module, "value_key", counted)
     schema = {
         "type": "array",

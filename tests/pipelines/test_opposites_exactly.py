@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from max.pipelines.structured.schema_opposites import Opposites
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.opposites import Opposites
+from max.pipelines.structured.schemas.references import References
 from tests.pipelines.test_schema_opposites import OBJECT, part_of
 
 TYPE = {"type": "string"}

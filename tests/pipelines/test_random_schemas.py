@@ -14,7 +14,7 @@ import pytest
 
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import loose_schema, of_json_schema
-from max.pipelines.structured.schema_forms import grammar_schema
+from max.pipelines.structured.schemas.forms import grammar_schema
 
 NAMES, TEXT = "abc", {"type": "string"}
 OBJECTS = [

@@ -13,8 +13,8 @@ import pytest
 
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import loose_schema, of_json_schema, of_loose_schema
-from max.pipelines.structured.schema_conditions import Conditions
-from max.pipelines.structured.schema_merging import (
+from max.pipelines.structured.schemas.conditions import Conditions
+from max.pipelines.structured.schemas.merging import (
     CONDITIONS,
     combines,
     condition_base,
@@ -23,7 +23,7 @@ from max.pipelines.structured.schema_merging import (
     is_condition,
     merge,
 )
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.references import References
 
 NAMES, PARTS = "abc", (1, 2, "a", "ab")
 VALUES = [

@@ -24,8 +24,8 @@ from transformers import AutoTokenizer
 
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import loose_schema, of_json_schema, of_loose_schema
-from max.pipelines.structured.schema_check import misfit
-from max.pipelines.structured.schema_forms import grammar_schema
+from max.pipelines.structured.schemas.check import misfit
+from max.pipelines.structured.schemas.forms import grammar_schema
 
 TEXT = {"type": "string", "maxLength": 6}
 

@@ -10,8 +10,8 @@ import jsonschema_rs
 import pytest
 
 from max.pipelines.structured.grammar import loose_schema
-from max.pipelines.structured.schema_merging import NoJoinError, join_schemas, merge, value_key
-from max.pipelines.structured.schema_objects import chosen_properties
+from max.pipelines.structured.schemas.merging import NoJoinError, join_schemas, merge, value_key
+from max.pipelines.structured.schemas.objects import chosen_properties
 
 KEYWORDS: dict[str, list[Any]] = {
     "type": ["string", "integer", "number", "object", ["string", "number"], ["integer", "null"], ["object", "null"]],

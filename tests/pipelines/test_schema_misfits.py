@@ -9,7 +9,7 @@ import time
 import pytest
 
 from max.pipelines.structured.pattern_automata import PatternSearch, TooMuchWorkError
-from max.pipelines.structured.schema_check import fitting, misfit
+from max.pipelines.structured.schemas.check import fitting, misfit
 
 _SELF = {"$ref": "#"}
 

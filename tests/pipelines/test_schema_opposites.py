@@ -12,9 +12,9 @@ import pytest
 
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import of_json_schema, of_loose_schema
-from max.pipelines.structured.schema_check import misfit
-from max.pipelines.structured.schema_opposites import Opposites
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.check import misfit
+from max.pipelines.structured.schemas.opposites import Opposites
+from max.pipelines.structured.schemas.references import References
 from tests.pipelines.test_schema_forms import TEXT, check, thing, walk
 
 SMALL = {"type": "string", "maxLength": 5}

@@ -12,8 +12,8 @@ import pytest
 
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.structured.grammar import loose_schema, of_json_schema, of_loose_schema
-from max.pipelines.structured.schema_check import misfit
-from max.pipelines.structured.schema_merging import ASSERTIONS, well_formed
+from max.pipelines.structured.schemas.check import misfit
+from max.pipelines.structured.schemas.merging import ASSERTIONS, well_formed
 
 VALUES = [
     3, 0, "a", True, [], {}, [3], ["a"], [[1]], {"a": 3}, {"a": "b"}, {"a": ["b"]}, {"a": [3]}, {"a": {}}, 2.0, 1.5, -1,

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 
 from max.pipelines.structured.pattern_automata import MOST_AUTOMATA
-from max.pipelines.structured.schema_forms import TooLargeSchemaError, grammar_schema
+from max.pipelines.structured.schemas.forms import TooLargeSchemaError, grammar_schema
 
 TEXT, OTHER = {"type": "string"}, {"type": "integer", "minimum": 3}
 PART = {"type": "object", "properties": {"a": TEXT}}

@@ -10,11 +10,11 @@ import jsonschema_rs
 import pytest
 
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.structured import schema_objects
 from max.pipelines.structured.grammar import loose_schema, of_json_schema, of_loose_schema
-from max.pipelines.structured.schema_arrays import with_items_of
-from max.pipelines.structured.schema_merging import well_formed
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas import objects
+from max.pipelines.structured.schemas.arrays import with_items_of
+from max.pipelines.structured.schemas.merging import well_formed
+from max.pipelines.structured.schemas.references import References
 
 NAMES, TEXT = "abcd", {"type": "string"}
 OBJECTS = [
@@ -178,7 +178,7 @@ def test_members_that_refer_to_members_take_no_time(
         assert len(calls) < 5000
         return well_formed(given)
 
-    monkeypatch.setattr(schema_objects, "well_formed", counted)
+    monkeypatch.setattr(objects, "well_formed", counted)
     assert of_loose_schema(schema)[0] and calls
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from max.pipelines.core.exceptions import InputError
-from max.pipelines.structured import grammar, schema_forms, validation
+from max.pipelines.structured import grammar, validation
+from max.pipelines.structured.schemas import forms
 
 pytest.importorskip("llguidance")
 
@@ -226,9 +227,9 @@ def test_caches_are_bounded() -> None:
     kept = grammar._loose_form.__wrapped__.cache_info().currsize
     grammar.loose_schema({"type": "string", "description": "x" * 100_000})
     assert grammar._loose_form.__wrapped__.cache_info().currsize == kept
-    kept = schema_forms.pattern_for_grammar.__wrapped__.cache_info().currsize
-    schema_forms.pattern_for_grammar("x" * 2000)
-    assert schema_forms.pattern_for_grammar.__wrapped__.cache_info().currsize == kept
+    kept = forms.pattern_for_grammar.__wrapped__.cache_info().currsize
+    forms.pattern_for_grammar("x" * 2000)
+    assert forms.pattern_for_grammar.__wrapped__.cache_info().currsize == kept
 
 
 def test_a_schema_refers_to_no_file_and_no_host() -> None:

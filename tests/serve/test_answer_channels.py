@@ -14,11 +14,11 @@ from max.serve.chat.channel_parser import ChannelParser
 from max.serve.chat.prompt import Conversation, answer_opening
 from max.serve.chat.tools.channels import Channels
 from max.serve.chat.tools.definitions import ChoiceKind, ToolChoice
-from max.serve.chat.tools.derive import call_text
 from max.serve.chat.tools.grammars import answer_grammar
-from max.serve.chat.tools.layout import NAME
+from max.serve.chat.tools.layouts.derive import call_text
+from max.serve.chat.tools.layouts.layout import NAME
+from max.serve.chat.tools.layouts.recognition import TemplateTools
 from max.serve.chat.tools.parser import parser_of
-from max.serve.chat.tools.recognition import TemplateTools
 from max.serve.requests.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from tests.serve.test_template_formats import (
     NAMES,

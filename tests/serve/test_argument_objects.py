@@ -17,7 +17,7 @@ from max.serve.chat.tools.arguments.object_rules import (
     other_arguments,
     schemas_of_name,
 )
-from max.serve.chat.tools.layout import CallLayout, Style, fill_mark
+from max.serve.chat.tools.layouts.layout import CallLayout, Style, fill_mark
 from max.serve.chat.tools.schemas import ToolGrammar
 from max.serve.errors import ApiError
 from tests.serve.test_argument_texts import BYTES, grammar_of, read

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from max.serve.chat.tools import probe
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.derive import call_text
-from max.serve.chat.tools.layout import (
+from max.serve.chat.tools.layouts import probe
+from max.serve.chat.tools.layouts.derive import call_text
+from max.serve.chat.tools.layouts.grammar import LayoutRules
+from max.serve.chat.tools.layouts.layout import (
     IDENTIFIER,
     KEY,
     NAME,
@@ -18,9 +19,8 @@ from max.serve.chat.tools.layout import (
     run_end,
     special_in,
 )
-from max.serve.chat.tools.layout_grammar import LayoutRules
-from max.serve.chat.tools.layout_parser import LayoutParser
-from max.serve.chat.tools.probe import TemplateUse
+from max.serve.chat.tools.layouts.parser import LayoutParser
+from max.serve.chat.tools.layouts.probe import TemplateUse
 from max.serve.requests.parts import ArgumentsPart, ContentPart, ToolCallPart
 from tests.serve.test_template_formats import renderer
 

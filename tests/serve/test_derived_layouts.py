@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from max.serve.chat.tools import probe
-from max.serve.chat.tools.derive import _find_unit, _without_tail, derive, distinct
-from max.serve.chat.tools.layout import KEY, NAME, CallLayout, Style
-from max.serve.chat.tools.probe import TemplateUse
+from max.serve.chat.tools.layouts import probe
+from max.serve.chat.tools.layouts.derive import _find_unit, _without_tail, derive, distinct
+from max.serve.chat.tools.layouts.layout import KEY, NAME, CallLayout, Style
+from max.serve.chat.tools.layouts.probe import TemplateUse
 from tests.serve.test_template_formats import renderer
 
 TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}"

@@ -13,8 +13,8 @@ from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.run import Answer, ToolCall
 from max.serve.chat.tools import formats
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, CallLayout, Style
-from max.serve.chat.tools.layout_parser import LayoutParser
+from max.serve.chat.tools.layouts.layout import IDENTIFIER, KEY, NAME, CallLayout, Style
+from max.serve.chat.tools.layouts.parser import LayoutParser
 from max.serve.chat.tools.marks import BufferedParser
 from max.serve.chat.tools.parser import parser_of
 from max.serve.requests.generation import AnswerDelta, PlainParser

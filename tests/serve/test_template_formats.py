@@ -17,13 +17,13 @@ from max.serve.chat.conversation_text import prompt_text
 from max.serve.chat.reasoning import ReasoningParser
 from max.serve.chat.reasoning_marks import reasoning_marks
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
-from max.serve.chat.tools.derive import call_text
 from max.serve.chat.tools.formats import FORMATS, format_of_template
 from max.serve.chat.tools.grammars import answer_grammar
-from max.serve.chat.tools.layout import IDENTIFIER, NAME
+from max.serve.chat.tools.layouts.derive import call_text
+from max.serve.chat.tools.layouts.layout import IDENTIFIER, NAME
+from max.serve.chat.tools.layouts.probe import TemplateUse
+from max.serve.chat.tools.layouts.recognition import TemplateTools, reads_back, tools_of_template
 from max.serve.chat.tools.parser import parser_of
-from max.serve.chat.tools.probe import TemplateUse
-from max.serve.chat.tools.recognition import TemplateTools, reads_back, tools_of_template
 from max.serve.requests.generation import PlainParser
 from max.serve.requests.parts import ArgumentsPart, ContentPart, ReasoningPart, ToolCallPart
 from tests.serve.test_tool_formats import accepts, tokenizer_with

@@ -50,7 +50,7 @@ COMMANDS = {
         "Compare an ONNX model's results and speed with another engine.",
     ),
     "launch": (
-        "max.entrypoints.cli.launch:launch",
+        "max.entrypoints.cli.agents.launch:launch",
         "Start a coding agent with a model of this machine.",
     ),
     "run-batch": ("max.entrypoints.cli.run_batch:run_batch", "Answer a file of requests."),

@@ -13,7 +13,7 @@ from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.checkpoints.weight_files import ENTRY_READERS, TensorEntry
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.tokenization.tokenizer import TextTokenizer
-from max.serve.chat.tools.recognition import tools_of_template
+from max.serve.chat.tools.layouts.recognition import tools_of_template
 
 _KEYS = {
     "family": "model_type", "context": "max_position_embeddings", "layers": "num_hidden_layers",

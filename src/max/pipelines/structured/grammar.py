@@ -9,13 +9,13 @@ from typing import Any
 from max.pipelines.core.exceptions import InputError
 from max.pipelines.core.text import utf8
 from max.pipelines.structured.deep_stack import on_deep_stack
-from max.pipelines.structured.schema_forms import (
+from max.pipelines.structured.schemas.forms import (
     TYPES,
     GrammarSchema,
     TooLargeSchemaError,
     grammar_schema,
 )
-from max.pipelines.structured.schema_limits import check_embedded_schemas, check_schema
+from max.pipelines.structured.schemas.limits import check_embedded_schemas, check_schema
 from max.pipelines.structured.validation import (
     INLINE_CHARACTERS,
     MAX_CHARACTERS,

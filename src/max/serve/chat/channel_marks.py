@@ -6,10 +6,10 @@ import re
 from os.path import commonprefix
 from typing import Any
 
-from max.serve.chat.tools import probe
 from max.serve.chat.tools.channels import Channels
-from max.serve.chat.tools.layout import NAME
-from max.serve.chat.tools.probe import Render, TemplateUse, render_probe
+from max.serve.chat.tools.layouts import probe
+from max.serve.chat.tools.layouts.layout import NAME
+from max.serve.chat.tools.layouts.probe import Render, TemplateUse, render_probe
 
 _THOUGHT = "Zthought"
 _FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")

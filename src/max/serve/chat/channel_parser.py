@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from max.serve.chat.tools.channels import Channels
-from max.serve.chat.tools.layout import NAME
+from max.serve.chat.tools.layouts.layout import NAME
 from max.serve.chat.tools.marks import BufferedParser, first_mark, held_length
 from max.serve.requests.parts import AnswerParser, AnswerPart, ReasoningPart
 

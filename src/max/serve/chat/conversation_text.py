@@ -10,7 +10,7 @@ from typing import Any
 from max.pipelines.core.text import utf8_size
 from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.formats import description
-from max.serve.chat.tools.probe import TemplateUse
+from max.serve.chat.tools.layouts.probe import TemplateUse
 from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.json_reader import INVALID_JSON, read_object
 from max.serve.models.model import ServedModel

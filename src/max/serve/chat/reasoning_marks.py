@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from max.serve.chat.tools import probe
-from max.serve.chat.tools.layout import words
-from max.serve.chat.tools.probe import Render, render_probe
+from max.serve.chat.tools.layouts import probe
+from max.serve.chat.tools.layouts.layout import words
+from max.serve.chat.tools.layouts.probe import Render, render_probe
 
 THINK = ("<think>", "</think>")
 """The marks that most models have."""

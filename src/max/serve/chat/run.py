@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from max.pipelines.core.text import finite_json_value, json_value
-from max.pipelines.structured.schema_check import misfit
+from max.pipelines.structured.schemas.check import misfit
 from max.pipelines.tokenization.text_stream import TokenLog
 from max.serve.metrics import ServerMetrics
 from max.serve.requests.generation import AnswerDelta, ChatJob, stream_answers

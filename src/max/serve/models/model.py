@@ -27,9 +27,9 @@ from max.pipelines.tokenization.tokenizer import TextTokenizer
 from max.serve.chat.reasoning_marks import THINK
 from max.serve.chat.tools.channels import Channels
 from max.serve.chat.tools.formats import ALIASES, FORMATS, ToolFormat
-from max.serve.chat.tools.layout import special_in
-from max.serve.chat.tools.probe import TemplateUse
-from max.serve.chat.tools.recognition import TemplateTools, tools_of_template
+from max.serve.chat.tools.layouts.layout import special_in
+from max.serve.chat.tools.layouts.probe import TemplateUse
+from max.serve.chat.tools.layouts.recognition import TemplateTools, tools_of_template
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, of_user_error
 from max.serve.limits import MAX_TEXT
 from max.serve.models.admission import Admission

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from max.serve.chat.tools.layout import NAME
+from max.serve.chat.tools.layouts.layout import NAME
 
 
 @dataclass(frozen=True)

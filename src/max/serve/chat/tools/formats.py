@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from max.serve.chat.tools import deepseek, functionary, harmony, pythonic
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.layout import NAME, NUMBER, CallLayout, Style, fill_mark
+from max.serve.chat.tools.layouts.layout import NAME, NUMBER, CallLayout, Style, fill_mark
 
 
 @dataclass(frozen=True)

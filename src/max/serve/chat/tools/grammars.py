@@ -12,8 +12,8 @@ from max.serve.chat.tools import deepseek, harmony, pythonic
 from max.serve.chat.tools.arguments.rule_list import RuleList, UnheldKeyword
 from max.serve.chat.tools.definitions import ChoiceKind, Tool, ToolChoice
 from max.serve.chat.tools.formats import ToolFormat
-from max.serve.chat.tools.layout import CallLayout, Style
-from max.serve.chat.tools.layout_grammar import LayoutRules, free_text, layout_rules
+from max.serve.chat.tools.layouts.grammar import LayoutRules, free_text, layout_rules
+from max.serve.chat.tools.layouts.layout import CallLayout, Style
 
 _PYTHON = CallLayout("", Style.PYTHON)
 _SPACE = {**JSON_STYLE, "lenient": True, "coerce_one_of": True}

@@ -11,7 +11,7 @@ from max.serve.chat.tools.definitions import Tool
 from max.serve.chat.tools.formats import ToolFormat
 from max.serve.chat.tools.functionary import FunctionaryParser
 from max.serve.chat.tools.harmony import HarmonyParser
-from max.serve.chat.tools.layout_parser import LayoutParser
+from max.serve.chat.tools.layouts.parser import LayoutParser
 from max.serve.chat.tools.marks import BufferedParser, held_length
 from max.serve.chat.tools.pythonic import PythonicParser
 from max.serve.requests.parts import (

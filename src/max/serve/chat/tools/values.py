@@ -9,8 +9,8 @@ from functools import reduce
 from typing import Any
 
 from max.pipelines.core.text import finite_json_value
-from max.pipelines.structured.schema_merging import listed_values
-from max.pipelines.structured.schema_references import References, value_at
+from max.pipelines.structured.schemas.merging import listed_values
+from max.pipelines.structured.schemas.references import References, value_at
 
 _TYPES = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list,

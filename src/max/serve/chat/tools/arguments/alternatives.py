@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from max.pipelines.structured.schema_check import APPLIED, misfit
-from max.pipelines.structured.schema_merging import (
+from max.pipelines.structured.schemas.check import APPLIED, misfit
+from max.pipelines.structured.schemas.merging import (
     ASSERTIONS,
     BRANCHES,
     NoJoinError,

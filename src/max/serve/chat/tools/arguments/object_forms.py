@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from max.pipelines.structured.schema_merging import both_schemas
+from max.pipelines.structured.schemas.merging import both_schemas
 from max.serve.chat.tools.arguments.alternatives import alternatives, listed_properties
 from max.serve.chat.tools.arguments.object_rules import is_open, schemas_of_name
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, TypeAlias
 
-from max.pipelines.structured.schema_check import checker_within
+from max.pipelines.structured.schemas.check import checker_within
 from max.serve.chat.tools.arguments.alternatives import argument_schema, says_of_others
 from max.serve.chat.tools.values import (
     literal_or,

@@ -7,10 +7,10 @@ from itertools import permutations, product
 from math import prod
 from typing import Any
 
-from max.pipelines.structured.schema_merging import BRANCHES, condition_base
-from max.pipelines.structured.schema_objects import join_all_of
-from max.pipelines.structured.schema_opposites import Opposites
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.merging import BRANCHES, condition_base
+from max.pipelines.structured.schemas.objects import join_all_of
+from max.pipelines.structured.schemas.opposites import Opposites
+from max.pipelines.structured.schemas.references import References
 
 _MOST_APART = 6
 """The maximum number of alternatives that exclude each other by their opposites."""

@@ -17,7 +17,7 @@ from typing import IO, Any
 import click
 
 from max.entrypoints.cli import log_level_option
-from max.entrypoints.cli.agents import AGENTS, Agent, Endpoint, written_files
+from max.entrypoints.cli.agents.configurations import AGENTS, Agent, Endpoint, written_files
 from max.entrypoints.cli.errors import CommandError
 from max.entrypoints.cli.options.model_names import ModelType
 from max.entrypoints.cli.options.server_options import base_url, key_option
@@ -27,7 +27,7 @@ from max.entrypoints.load_test.http_client import Target
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _LEAST_CONTEXT = 16_384
 """Tokens below which the instructions of an agent, which are some ten thousand, leave no room to work."""
-_OF_AGENT = "max.entrypoints.cli.launch.arguments"
+_OF_AGENT = "max.entrypoints.cli.agents.launch.arguments"
 _MAX = [sys.executable, "-c", "from max.entrypoints.cli import main; main()"]
 
 

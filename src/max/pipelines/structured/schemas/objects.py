@@ -7,7 +7,7 @@ from itertools import combinations
 from math import comb
 from typing import Any, TypeAlias
 
-from max.pipelines.structured.schema_merging import (
+from max.pipelines.structured.schemas.merging import (
     ASSERTIONS,
     BRANCHES,
     MERGED,
@@ -17,8 +17,8 @@ from max.pipelines.structured.schema_merging import (
     names_in,
     well_formed,
 )
-from max.pipelines.structured.schema_opposites import Opposites
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.opposites import Opposites
+from max.pipelines.structured.schemas.references import References
 
 _MAX_DEPTH = 8
 _MAX_PARTS = 512

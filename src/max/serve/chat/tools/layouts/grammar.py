@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from max.pipelines.structured.schema_merging import listed_values
+from max.pipelines.structured.schemas.merging import listed_values
 from max.serve.chat.tools.arguments.alternatives import alternatives, as_schema
 from max.serve.chat.tools.arguments.number_texts import LIMITS
 from max.serve.chat.tools.arguments.object_forms import object_alternatives, with_all_properties
@@ -21,8 +21,8 @@ from max.serve.chat.tools.arguments.raw_texts import (
 )
 from max.serve.chat.tools.arguments.rule_list import RuleList, repetition
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.keyword_grammar import definitions, keyword_rules, python_keywords
-from max.serve.chat.tools.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style
+from max.serve.chat.tools.layouts.keyword_grammar import definitions, keyword_rules, python_keywords
+from max.serve.chat.tools.layouts.layout import IDENTIFIER, KEY, NAME, NUMBER, CallLayout, Style
 from max.serve.chat.tools.values import resolve_schema, types_of
 
 _FIELDS = {IDENTIFIER: "/[a-zA-Z0-9]{9}/", NUMBER: "/[0-9]{1,4}/"}

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from max.pipelines.structured.pattern_automata import unlike_pattern, without_ahead
-from max.pipelines.structured.schema_check import fitting
-from max.pipelines.structured.schema_merging import ASSERTIONS, listed_values, well_formed
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.check import fitting
+from max.pipelines.structured.schemas.merging import ASSERTIONS, listed_values, well_formed
+from max.pipelines.structured.schemas.references import References
 from max.pipelines.structured.validation import is_regex, kept_results
 
 __all__ = ["FORMATS", "listed_texts", "name_pattern", "pattern_for_grammar"]

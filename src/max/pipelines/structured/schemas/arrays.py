@@ -7,9 +7,9 @@ from itertools import zip_longest
 from math import ceil, floor, isfinite
 from typing import Any
 
-from max.pipelines.structured.schema_check import fitting, misfit
-from max.pipelines.structured.schema_merging import ASSERTIONS, value_key, well_formed
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.check import fitting, misfit
+from max.pipelines.structured.schemas.merging import ASSERTIONS, value_key, well_formed
+from max.pipelines.structured.schemas.references import References
 
 __all__ = [
     "different_items",

@@ -9,13 +9,14 @@ from typing import Any
 
 from max.serve.chat.channel_marks import channel_marks
 from max.serve.chat.reasoning_marks import THINK, derived_marks
-from max.serve.chat.tools import harmony, probe
+from max.serve.chat.tools import harmony
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.derive import DerivedCalls, call_text, derive, distinct
 from max.serve.chat.tools.formats import HARMONY, ToolFormat, format_of_template
-from max.serve.chat.tools.layout import IDENTIFIER
+from max.serve.chat.tools.layouts import probe
+from max.serve.chat.tools.layouts.derive import DerivedCalls, call_text, derive, distinct
+from max.serve.chat.tools.layouts.layout import IDENTIFIER
+from max.serve.chat.tools.layouts.probe import Render, TemplateUse, probe_use
 from max.serve.chat.tools.parser import parser_of
-from max.serve.chat.tools.probe import Render, TemplateUse, probe_use
 from max.serve.requests.parts import AnswerPart, ArgumentsPart, ContentPart, ToolCallPart
 
 _PYTHON_TAG = "<|python_tag|>"

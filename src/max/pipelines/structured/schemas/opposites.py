@@ -11,14 +11,14 @@ from max.pipelines.structured.pattern_automata import (
     other_texts,
     unlike_pattern,
 )
-from max.pipelines.structured.schema_merging import (
+from max.pipelines.structured.schemas.merging import (
     ASSERTIONS,
     combines,
     listed_values,
     names_in,
     well_formed,
 )
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.references import References
 
 __all__ = ["Opposites"]
 

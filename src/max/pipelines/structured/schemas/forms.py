@@ -9,19 +9,19 @@ from typing import Any
 
 from max._dataclass import dataclass
 from max.pipelines.structured.pattern_automata import MOST_AUTOMATA
-from max.pipelines.structured.schema_arrays import (
+from max.pipelines.structured.schemas.arrays import (
     lists_of_different,
     with_item,
     with_items_of,
 )
-from max.pipelines.structured.schema_check import misfit
-from max.pipelines.structured.schema_conditions import Conditions, listed_around
-from max.pipelines.structured.schema_limits import (
+from max.pipelines.structured.schemas.check import misfit
+from max.pipelines.structured.schemas.conditions import Conditions, listed_around
+from max.pipelines.structured.schemas.limits import (
     MAX_MULTIPLES,
     MAX_OPTIONAL_PROPERTIES,
     remainders,
 )
-from max.pipelines.structured.schema_merging import (
+from max.pipelines.structured.schemas.merging import (
     ASSERTIONS,
     CONDITIONS,
     COUNTS,
@@ -35,18 +35,18 @@ from max.pipelines.structured.schema_merging import (
     is_condition,
     well_formed,
 )
-from max.pipelines.structured.schema_names import (
+from max.pipelines.structured.schemas.names import (
     FORMATS,
     listed_texts,
     name_pattern,
     pattern_for_grammar,
 )
-from max.pipelines.structured.schema_objects import (
+from max.pipelines.structured.schemas.objects import (
     chosen_properties,
     join_all_of,
     without_unevaluated,
 )
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.references import References
 
 TYPES = frozenset(("string", "integer", "number", "boolean", "object", "array", "null"))
 _SAME_FORMATS = {"uuid4": "uuid", "uuid1": "uuid", "uuid5": "uuid", "url": "uri"}

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from max.serve.chat.tools import probe
-from max.serve.chat.tools.layout import (
+from max.serve.chat.tools.layouts import probe
+from max.serve.chat.tools.layouts.layout import (
     IDENTIFIER,
     KEY,
     NAME,
@@ -20,7 +20,7 @@ from max.serve.chat.tools.layout import (
     common_start,
     words,
 )
-from max.serve.chat.tools.probe import Render, TemplateUse, render_probe
+from max.serve.chat.tools.layouts.probe import Render, TemplateUse, render_probe
 from max.serve.chat.tools.pythonic import CallEnd
 from max.serve.chat.tools.values import bare_object_end
 

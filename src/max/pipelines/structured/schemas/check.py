@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from max.pipelines.structured.pattern_automata import PatternSearch, TooMuchWorkError
-from max.pipelines.structured.schema_merging import value_key, well_formed
-from max.pipelines.structured.schema_references import References
+from max.pipelines.structured.schemas.merging import value_key, well_formed
+from max.pipelines.structured.schemas.references import References
 
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "string": str, "number": (int, float), "boolean": bool, "object": dict, "array": list, "null": type(None),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from max.pipelines.structured.schema_merging import listed_values
+from max.pipelines.structured.schemas.merging import listed_values
 from max.serve.chat.tools.arguments.object_rules import CountedArguments, other_arguments
 from max.serve.chat.tools.arguments.raw_texts import expression
 from max.serve.chat.tools.arguments.rule_list import RuleList

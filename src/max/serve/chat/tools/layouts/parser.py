@@ -16,7 +16,7 @@ from max.serve.chat.tools.arguments.readings import (
     fitting_values,
 )
 from max.serve.chat.tools.definitions import Tool
-from max.serve.chat.tools.layout import (
+from max.serve.chat.tools.layouts.layout import (
     KEY,
     CallLayout,
     Style,

@@ -1,0 +1,1 @@
+"""Coding agents: their configurations, and the command that starts them."""

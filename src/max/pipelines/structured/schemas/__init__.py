@@ -1,0 +1,1 @@
+"""JSON Schema: its rules in the forms that the grammar package keeps, and checks of values."""
