@@ -106,6 +106,29 @@ def test_a_region_states_its_kind() -> None:
 
 
 @pytest.mark.parametrize("op", ["mok.region", "mok.once"])
+def test_a_text_may_not_use_values_from_outside_a_body(op: str) -> None:
+    with pytest.raises(VerifyException):
+        text_of(f"^body(%a: {X}):\nmok.yield(%x) : ({X}) -> ()", op=op)
+
+
+@pytest.mark.parametrize("op", [mok.RegionOp, mok.OnceOp])
+def test_bodies_are_not_compared(op: type[mok.BodyOp]) -> None:
+    """Two ops with equal operands and attributes may compute different values."""
+    type_ = MoTensor.get(F32, [4], DEVICE)
+    block = Block(arg_types=[type_])
+    made: list[mok.BodyOp] = []
+    for name in ("mo.exp", "mo.sin"):
+        body = Block(arg_types=[type_])
+        inner = build(name, body.args)
+        body.add_ops([inner, build(mok.YieldOp, inner.results)])
+        attrs = {"kind": "map"} if op is mok.RegionOp else {}
+        made.append(op.make(block.args, [type_], body, attrs))
+    block.add_ops([*made, build("mo.output", [one.results[0] for one in made])])
+    merge_equal_ops(block)
+    assert [*block.ops][:2] == made
+
+
+@pytest.mark.parametrize("op", ["mok.region", "mok.once"])
 def test_a_body_without_operands(op: str) -> None:
     constant = (
         f"%b = mo.constant() {{value = #mo.dense<f32, [4], [1.0, 2.0, 3.0, 4.0]>}} : () -> {X}"
@@ -177,6 +200,11 @@ def test_a_device_copy_changes_the_device_only(result: str, fits: bool) -> None:
         ("%y = mok.check() {{{check}}} : () -> {x}", "mok.check has 0 results, got 1"),
         ('mok.check() {{message = "m"}} : () -> ()', "mok.check"),
         ("%y = mok.cast_within(%x, %x) : ({x}, {x}) -> {x}", "mok.cast_within takes 1 operands, got 2"),
+        ("%y = mok.matmul(%x) {{transpose_b = false}} : ({x}) -> {x}", "mok.matmul takes 2 operands, got 1"),
+        (
+            "%y = mok.matmul(%x, %x, %x) {{transpose_b = false}} : ({x}, {x}, {x}) -> {x}",
+            "mok.matmul takes 2 operands, got 3",
+        ),
         ("mok.yield(%x) : ({x}) -> ()\nmo.output(%x) : ({x}) -> ()", "not the last op of its block"),
     ],
 )  # fmt: skip

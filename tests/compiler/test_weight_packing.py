@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from xdsl.ir import Block
+from xdsl.utils.exceptions import VerifyException
 
 from max import kernel as k
 from max import mlir
 from max._backends.cpu.packing import CPU_PACKING, NO_PACKING, Packing, packing_of
+from max._backends.cpu.passes.int8_filters import Int8ConvOp, PackInt8FilterOp
 from max._backends.cpu.passes.pack import pack_weights
 from max._config import flags
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, TensorValue, ops
 from max.graph.quantization import QuantizationEncoding
-from max.mlir import MoOp, clone_module, entry, verify_module
+from max.mlir import MoOp, clone_module, entry, to_attr, verify_module
+from max.mlir.types import TensorType as MoTensor
 
 Value = TensorValue
 CPU = DeviceRef.CPU()
@@ -369,6 +373,20 @@ def test_int8_filters_that_stay() -> None:
     assert packed(lambda x: codes(x, 3, 2, 20, 6), I8, none, shape=image) == []
     wraps = packed(lambda x: ops.conv2d(x, weight(3, 2, 20, 6, dtype=I8)), I8, BYTES, shape=image)
     assert wraps == []
+
+
+def test_ops_of_int8_filters_have_numbers_of_operands() -> None:
+    values = Block(arg_types=[MoTensor.get(I8, [2, 2, 4, 8], CPU.to_mlir())] * 3).args
+    conv = {"stride": (1, 1), "dilation": (1, 1), "padding": (0,) * 4, "groups": 1, "fill": 0}
+    for op, number, attributes in ((PackInt8FilterOp, 1, {}), (Int8ConvOp, 2, conv)):
+        for given in (number - 1, number + 1):
+            made = op.create(
+                operands=values[:given],
+                result_types=[values[0].type],
+                attributes={name: to_attr(value) for name, value in attributes.items()},
+            )
+            with pytest.raises(VerifyException, match=f"takes {number} operands, got {given}"):
+                made.verify()
 
 
 @pytest.mark.parametrize("amount", [1, 2, 3])

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin, IndexType, IntegerType, ModuleOp
+from xdsl.parser import Parser
 
 from max import mlir
 from max.dtype import DType
@@ -57,6 +60,44 @@ def test_names_and_places_of_values_do_not_matter() -> None:
     for op in mlir.walk(module):
         op.location = mlir.line_location("elsewhere.py", 3)
     assert mlir.key_text(module) == text
+
+
+def test_parameters_of_opaque_types_count() -> None:
+    def of(parameters: str) -> str:
+        kind = f'!mo.opaque<"table"{parameters}>'
+        return mlir.key_text(
+            mlir.parse_module(f"mo.graph @g(%a: {kind}) {{ mo.output() : () -> () }}")
+        )
+
+    parameters = ["", ", {a = 1}", ", {a = 2}", ", {b = 1}", ", {a = 1, b = 1}"]
+    assert len({of(text) for text in parameters}) == len(parameters)
+    assert of(", {a = 1, b = 2}") == of(", {b = 2, a = 1}")
+
+
+def test_attributes_of_other_dialects_count() -> None:
+    types = [IntegerType(32), IntegerType(64), IndexType()]
+    keys = []
+    for kind in types + types:
+        module = mlir.parse_module(BODY.format(k="1", out="%x"))
+        next(op for op in mlir.walk(module) if op.name == "mo.sub").attributes["k"] = kind
+        keys.append(mlir.key_text(module))
+    assert keys[:3] == keys[3:] and len(set(keys)) == 3
+
+
+def test_where_a_region_ends_counts() -> None:
+    """An op at the end of a region is another program than one behind it."""
+    texts = [
+        "builtin.module { builtin.module { builtin.module {} } }",
+        "builtin.module { builtin.module {} builtin.module {} }",
+    ]
+    assert len({mlir.key_text(_plain_module(text)) for text in texts}) == 2
+
+
+def _plain_module(text: str) -> ModuleOp:
+    """A module of xDSL's own ops."""
+    context = Context()
+    context.load_dialect(Builtin)
+    return Parser(context, text).parse_module()
 
 
 def test_large_constants_count_by_name() -> None:

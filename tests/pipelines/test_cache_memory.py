@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import prod
 
 import pytest
 
 from max.dtype import DType
 from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams
+from max.nn.kv_cache.recurrent_state import RecurrentState
 from max.pipelines.kv_cache import memory
 
 
@@ -160,6 +162,61 @@ def test_the_pages_of_a_swap_area() -> None:
             assert memory.swap_slots(swapping, layers, counts, limit) == expected
         assert memory.swap_slots(params, layers, counts, None) == 0
         assert memory.swap_slots(swapping, 0, counts, None) == 0
+
+
+def with_states(params: KVCacheParams, draw: random.Random) -> tuple[KVCacheParams, int]:
+    """A cache of a model with recurrent states, and their bytes of a sequence."""
+    states, nbytes = [], 0
+    for number in range(draw.randrange(1, 4)):
+        layers, shape = (
+            draw.randrange(1, 4),
+            tuple(draw.randrange(1, 5) for _ in range(draw.randrange(1, 4))),
+        )
+        states.append(RecurrentState(f"s{number}", layers, shape))
+        nbytes += 4 * layers * prod(shape)
+    return replace(params, states=tuple(states)), nbytes
+
+
+def test_states_have_their_memory_before_the_pages() -> None:
+    draw = random.Random(4)
+    for _ in range(60):
+        plain, layers, _ = shapes(draw)
+        params, nbytes = with_states(plain, draw)
+        batch, length = draw.randrange(1, 5), draw.randrange(1, 30)
+        sizes = {"max_batch_size": batch, "max_seq_len": length}
+        assert memory.state_bytes(params) == nbytes and memory.state_bytes(plain) == 0
+        both = memory.cache_bytes(params, layers, **sizes)
+        assert both == memory.cache_bytes(plain, layers, **sizes) + batch * nbytes
+        least = memory.sequence_bytes(plain, layers, length)
+        for room in (None, least, both):
+            rest = None if room is None else room + batch * nbytes
+            assert memory.pages_for_memory(
+                params, layers, **sizes, available_bytes=rest
+            ) == memory.pages_for_memory(plain, layers, **sizes, available_bytes=room)
+        with pytest.raises(ValueError, match="one sequence of max_length"):
+            memory.pages_for_memory(
+                params, layers, **sizes, available_bytes=least - 1 + batch * nbytes
+            )
+        with pytest.raises(ValueError, match=f"recurrent states: {batch} sequences need"):
+            memory.pages_for_memory(params, layers, **sizes, available_bytes=batch * nbytes - 1)
+        # a model whose layers have states only: a page without memory for each sequence
+        for room in (None, batch * nbytes):
+            found = memory.pages_for_memory(params, 0, **sizes, available_bytes=room)
+            assert found == (batch,)
+
+
+def test_how_many_states_are_saved() -> None:
+    """A few, in at most a fourth of the memory."""
+    draw = random.Random(5)
+    for _ in range(30):
+        plain, _, _ = shapes(draw)
+        params, nbytes = with_states(plain, draw)
+        assert memory.spare_slots(plain, 4, None) == memory.spare_slots(plain, 4, 10**9) == 0
+        for batch, most in ((1, 1), (3, 3), (8, 8), (9, 8), (100, 8)):
+            assert memory.spare_slots(params, batch, None) == most
+            for count in range(12):
+                for room in (4 * count * nbytes, 4 * (count + 1) * nbytes - 1):
+                    assert memory.spare_slots(params, batch, room) == min(count, most)
 
 
 def test_a_cache_without_pages() -> None:

@@ -27,9 +27,11 @@ from max.pipelines.generation.speculative_decoding import (
     _DraftPipeline,
 )
 from max.pipelines.generation.text_generation import TextGenerationPipeline
+from max.pipelines.kv_cache.page_manager import PageManager
 from max.pipelines.kv_cache.page_pool import pages_of
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
+from max.pipelines.kv_cache.state_slots import StateSlots
 from max.pipelines.models.inputs import ModelInputs, ModelOutputs
 from max.pipelines.sampling.inputs import SamplingInputs, step_seed
 
@@ -439,6 +441,172 @@ def test_drafts_at_the_end_of_the_longest_text() -> None:
     for own, one, count in zip(drafts, contexts, (2, 2, 0), strict=True):
         assert list(own) == greedy_draft(one.all_tokens.tolist(), count)
     assert draft.kv_manager.used_pages == pages_of(LONGEST, SIZE) + 2
+
+
+class RecurrentDraft:
+    """A draft model without keys: all that it has read is one number a request."""
+
+    longest, vocabulary = LONGEST, DRAFT_WORDS
+
+    def __init__(self, num_slots: int = 4, spares: int = 4, num_pages: int = 40) -> None:
+        self.kv_manager: Any = RequestPages(
+            PageManager(num_pages, SIZE, False), StateSlots(num_slots, spares)
+        )
+        self.state = np.zeros((num_slots + spares, 1), np.int64)
+        self.states = [Tensor.from_numpy(self.state)]
+        self.num_read = 0
+
+    @staticmethod
+    def read(state: int, tokens: list[int]) -> int:
+        for token in tokens:
+            state = (state * 31 + token + 1) % (1 << 40)
+        return state
+
+    @staticmethod
+    def chosen(state: int) -> int:
+        return int(np.random.default_rng(state).normal(size=DRAFT_WORDS).argmax())
+
+    def execute(self, inputs: TextGenerationInputs[Any]) -> None:
+        batch = [*inputs.batches[0].values()]
+        steps = min(inputs.num_steps, *(LONGEST - one.current_length for one in batch))
+        self.kv_manager.reserve(batch, steps)
+        for one in batch:
+            slot = self.kv_manager.slots.slot(one.request_id)
+            for _ in range(steps):
+                # a request without processed tokens begins with a state of zeros
+                before = 0 if one.start_idx == 0 else int(self.state[slot, 0])
+                self.num_read += one.active_length
+                self.state[slot] = self.read(before, one.next_tokens.tolist())
+                one.update(self.chosen(int(self.state[slot, 0])))
+
+    def written(self, tokens: list[int], steps: int) -> list[int]:
+        """What the model writes after a text that it reads as a whole."""
+        for _ in range(steps):
+            tokens = [*tokens, self.chosen(self.read(0, tokens))]
+        return tokens[len(tokens) - steps :]
+
+
+def go_on(context: TextContext, drafted: list[int], right: int, others: list[int]) -> None:
+    """Appends the first of the drafted tokens, and others."""
+    for token in [*drafted[:right], *others]:
+        context.update(token)
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+def test_drafts_of_a_recurrent_model(chunk: int) -> None:
+    """A state goes back to the last certain token, and is never that of wrong ones."""
+    draw = np.random.default_rng(10)
+    drafter = ModelDrafter(draft := RecurrentDraft(), DRAFT_WORDS, chunk)
+    contexts = contexts_of(draw, 7, 2, 5)
+    slots, read = draft.kv_manager.slots, list[int]()
+    for _ in range(12):
+        most = [int(n) for n in draw.integers(1, 5, len(contexts))]
+        before = draft.num_read
+        drafts = drafter.propose_all(contexts, most)
+        read.append(draft.num_read - before)
+        for one, own, count in zip(contexts, drafts, most, strict=True):
+            written = draft.written(one.all_tokens.tolist(), max(most))
+            assert list(own) == written[:count]
+            right = int(draw.integers(count + 1))
+            if one.current_length < LONGEST - 10:
+                go_on(one, written, right, draw.integers(0, DRAFT_WORDS, draw.integers(0, 3)).tolist())  # fmt: skip
+        draft.kv_manager.pages.check()
+        # the requests of this batch alone hold a slot, and at most one saved state each
+        assert slots.free_slots == 1 and len(slots._free_spares) >= 1
+    # states are read on, not anew
+    assert max(read[1:]) < sum(one.current_length for one in contexts)
+    for one in contexts:
+        drafter.forget(one.request_id)
+    assert draft.kv_manager.used_pages == 0
+    assert (slots.free_slots, len(slots._free_spares)) == (4, 4)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_steps_of_a_caller_on_a_recurrent_model(steps: int) -> None:
+    """The caller's steps change the states, whose saved ones count until a step has shown what was right."""
+    draw = np.random.default_rng(11)
+    drafter = ModelDrafter(draft := RecurrentDraft(), DRAFT_WORDS, 64)
+    contexts = contexts_of(draw, 6, 3)
+    for right in (0, steps, 1, 0, steps, steps):
+        # asked for twice, as the stages of a step do
+        texts = drafter.texts(contexts, steps)
+        again = drafter.texts(contexts, steps)
+        assert [text.request_id for text in again] == [one.request_id for one in contexts]
+        for text, one in zip(texts, contexts, strict=True):
+            assert text.all_tokens.tolist() == one.all_tokens.tolist()
+        batch = {text.request_id: text for text in again}
+        draft.execute(TextGenerationInputs(batches=[batch], num_steps=steps))
+        for one, text in zip(contexts, again, strict=True):
+            written = draft.written(one.all_tokens.tolist(), steps)
+            assert text.all_tokens.tolist() == [*one.all_tokens.tolist(), *written]
+            go_on(one, written, right, [int(draw.integers(DRAFT_WORDS))])
+        # a draft of its own in between
+        if right == 1:
+            (own, _) = drafter.propose_all(contexts, [2, 1])
+            assert list(own) == draft.written(contexts[0].all_tokens.tolist(), 2)
+    slots = draft.kv_manager.slots
+    for one in contexts:
+        drafter.forget(one.request_id)
+    assert (slots.free_slots, len(slots._free_spares)) == (4, 4)
+
+
+def test_a_state_that_cannot_be_saved() -> None:
+    """Without a spare slot a draft is the token after those that are certain."""
+    drafter = ModelDrafter(draft := RecurrentDraft(spares=1), DRAFT_WORDS, 64)
+    contexts = contexts_of(np.random.default_rng(12), 4, 6)
+    for _ in range(3):
+        drafts = drafter.propose_all(contexts, [3, 3])
+        lengths = sorted(map(len, drafts))
+        assert lengths == [1, 3]
+        for one, own in zip(contexts, drafts, strict=True):
+            assert list(own) == draft.written(one.all_tokens.tolist(), len(own))
+            go_on(one, list(own), 1, [0])
+    with pytest.raises(OutOfPagesError):
+        drafter.texts(contexts, 1)
+    # the first request of three has none
+    drafter = ModelDrafter(RecurrentDraft(num_slots=2), DRAFT_WORDS, 64)
+    contexts = contexts_of(np.random.default_rng(13), 4, 6, 5)
+    with pytest.raises(OutOfPagesError):
+        drafter.texts(contexts, 1)
+
+
+def test_a_pipeline_drafts_for_each_of_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
+    draft = SimpleNamespace(pipeline_config=SimpleNamespace(prefill_chunk_size=5))
+    config: Any = SimpleNamespace(sampling_config="sampling")
+    replicas = [
+        SimpleNamespace(model=SimpleNamespace(devices=[f"device {n}", "other"]), cache=f"cache {n}", drafts=None)
+        for n in range(2)
+    ]  # fmt: skip
+
+    def load(pipeline: Any, *arguments: Any) -> None:
+        assert pipeline._draft is draft, (
+            "the draft model's memory is part of the plan of the model's"
+        )
+        made.append(arguments)
+        pipeline.replicas, pipeline._constraints = replicas, "constraints"
+
+    monkeypatch.setattr(TextGenerationPipeline, "__init__", load)
+    monkeypatch.setattr(TextGenerationPipeline, "session", "session")
+    names = {
+        "_draft_pipeline": lambda *arguments: made.append(arguments) or draft,
+        "Sampler": lambda *arguments: arguments,
+        "vocabulary_size": lambda own: 9 if own is config else 0,
+        "DraftSteps": SimpleNamespace(of=lambda *arguments: arguments),
+    }
+    for name, value in names.items():
+        monkeypatch.setattr(speculative_decoding, name, value)
+    model: Any = object()
+    tokenizer: Any = object()
+    pipeline = SpeculativeDecodingTextGenerationPipeline(config, model, 7, {}, tokenizer)
+    assert made == [(config, 7, tokenizer), (config, model, 7, {}, tokenizer)]
+    drafter = pipeline._drafter
+    assert (drafter._model, drafter.vocabulary, drafter._chunk) == (draft, 9, 5)
+    sampler: Any = ("session", "device 0", "sampling")
+    assert [replica.drafts for replica in replicas] == [
+        (config, replica.model, sampler, replica.cache, "constraints", drafter)
+        for replica in replicas
+    ]
 
 
 def test_what_a_drafter_asks_of_its_model() -> None:

@@ -372,6 +372,7 @@ def test_types_of_tensors() -> None:
         (projection, (4, 256), "q4_k", "Q4_K", 4 * 144), (projection, (4, 64), "q4_k", "Q4_0", 4 * 2 * 18),
         (embedding, (4, 256), "q4_k", "Q6_K", 4 * 210), (projection, (4, 24), "q4_k", "F16", 192),
         ("norm.weight", (256,), "q8_0", "F32", 1024), ("norm.weight", (8,), "bf16", "F32", 32),
+        ("layers.0.self_attn.q_proj.bias", (8,), "f16", "F32", 32), ("sinks", (8,), "q8_0", "F32", 32),
         ("layers.0.mixer.norm.weight", (2, 6), "f16", "F32", 48), ("layers.0.mixer.A", (8, 1), "q8_0", "F32", 32),
         ("layers.0.mixer.conv1d.weight", (8, 4), "q4_k", "F32", 128),
         ("layers.0.mlp.gate.gate_score.weight", (4, 256), "q8_0", "F32", 4096),
