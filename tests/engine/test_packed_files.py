@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,18 @@ def name_of(model: Any) -> str:
     copy = copy_of(model)
     assert copy is not None and copy._num_bytes == model.num_bytes
     return copy._path.name
+
+
+def test_the_limits_are_those_of_the_docs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "runtime.md"
+    text = re.sub(r"\s+", " ", page.read_text("utf-8"))
+    for stated in (
+        f"if they take {LEAST_BYTES / 2**20:g} MiB or more",
+        f"the contents, of up to {MOST_HASHED / 2**20:g} MiB",
+        f"{packed_weights.WAIT_SECONDS:g} s after the load",
+        f"waits {packed_weights.EXIT_SECONDS:g} s for it",
+    ):
+        assert stated in text
 
 
 def test_all_that_is_packed_is_part_of_the_name(model: Any, folder: Path) -> None:

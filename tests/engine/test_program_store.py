@@ -245,6 +245,26 @@ def test_a_module_without_a_key_leaves_no_recipe(
     assert entries(own_cache) == {"program": 0, "recipe": 0}
 
 
+def test_a_recipe_has_a_bounded_size_of_constants(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "runtime.md"
+    most = program_store.MOST_CONSTANTS / 2**20
+    assert f"at most {most:g} MiB of constants" in page.read_text("utf-8")
+
+    def stage() -> tuple[mlir.ModuleOp, object]:
+        with Graph("tables", input_types=[TensorType(DType.int64, (1,), DEVICE)]) as graph:
+            tables = [ops.constant(np.arange(n, dtype=np.float32), device=DEVICE) for n in (50, 30)]
+            graph.output(*(ops.gather(table, graph.inputs[0].tensor, 0) for table in tables))
+        return graph.to_mlir(), "note"
+
+    store = InferenceSession(devices=[CPU()])._store
+    for room, recipes in ((319, 0), (320, 1)):
+        monkeypatch.setattr(program_store, "MOST_CONSTANTS", room)
+        store.load_staged_graph("tables", stage)
+        assert entries(own_cache)["recipe"] == recipes
+
+
 def test_programs_from_the_disk_are_counted_and_not_compiled() -> None:
     steps: list[str] = []
     with STEPS.handed_to(lambda step, *_: steps.append(step)):
