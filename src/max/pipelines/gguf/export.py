@@ -70,7 +70,7 @@ class ExportSizes:
 
     nbytes: int
     form: str
-    left_out: int = 0
+    left_out: int
 
 
 def export_gguf(

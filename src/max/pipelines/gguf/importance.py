@@ -46,8 +46,8 @@ class ImportanceMatrix:
 
     Args:
         sums: The sum of squares of each input column, by the decoder's weight names, float64 ``[columns]``, for experts
-                ``[experts, columns]``.
-            counts: The number of summed rows: int64 ``[]``, for experts ``[experts]``.
+            ``[experts, columns]``.
+        counts: The number of summed rows: int64 ``[]``, for experts ``[experts]``.
     """
 
     sums: dict[str, npt.NDArray[np.float64]]
