@@ -494,30 +494,43 @@ def go_on(context: TextContext, drafted: list[int], right: int, others: list[int
 
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_drafts_of_a_recurrent_model(chunk: int) -> None:
-    """A state goes back to the last certain token, and is never that of wrong ones."""
+    """A state goes back to the last certain token, and is never that of wrong ones; what is right is read once."""
     draw = np.random.default_rng(10)
     drafter = ModelDrafter(draft := RecurrentDraft(), DRAFT_WORDS, chunk)
     contexts = contexts_of(draw, 7, 2, 5)
-    slots, read = draft.kv_manager.slots, list[int]()
-    for _ in range(12):
+    slots = draft.kv_manager.slots
+    # what a state has read, and what it goes back to
+    held = [0] * len(contexts)
+    certain = [0] * len(contexts)
+    told = [list[int]()] * len(contexts)
+    rewound = 0
+    while max(one.current_length for one in contexts) < LONGEST - 5:
         most = [int(n) for n in draw.integers(1, 5, len(contexts))]
-        before = draft.num_read
+        steps, before, expected = max(most), draft.num_read, 0
+        for row, one in enumerate(contexts):
+            pairs = zip(told[row], one.all_tokens.tolist(), strict=False)
+            common = next((at for at, (a, b) in enumerate(pairs) if a != b), len(told[row]))
+            goes_back = held[row] > min(common, one.current_length - 1)
+            rewound += goes_back
+            expected += one.current_length - (certain[row] if goes_back else held[row]) + steps - 1
         drafts = drafter.propose_all(contexts, most)
-        read.append(draft.num_read - before)
-        for one, own, count in zip(contexts, drafts, most, strict=True):
-            written = draft.written(one.all_tokens.tolist(), max(most))
-            assert list(own) == written[:count]
+        assert draft.num_read - before == expected
+        # only steps after the first one need a state to go back to
+        assert len(slots._free_spares) == (4 if steps == 1 else 1) and slots.free_slots == 1
+        for row, (one, own, count) in enumerate(zip(contexts, drafts, most, strict=True)):
+            written = draft.written(one.all_tokens.tolist(), steps)
+            assert list(own) == written[:count] and slots.behind(one.request_id) == 0
+            told[row] = [*one.all_tokens.tolist(), *written]
+            certain[row], held[row] = one.current_length, len(told[row]) - 1
+            # a step gives one token at least
             right = int(draw.integers(count + 1))
-            if one.current_length < LONGEST - 10:
-                go_on(one, written, right, draw.integers(0, DRAFT_WORDS, draw.integers(0, 3)).tolist())  # fmt: skip
+            further = int(draw.integers(right == 0, 3))
+            go_on(one, written, right, draw.integers(0, DRAFT_WORDS, further).tolist())
         draft.kv_manager.pages.check()
-        # the requests of this batch alone hold a slot, and at most one saved state each
-        assert slots.free_slots == 1 and len(slots._free_spares) >= 1
-    # states are read on, not anew
-    assert max(read[1:]) < sum(one.current_length for one in contexts)
+    assert rewound > 4
     for one in contexts:
         drafter.forget(one.request_id)
-    assert draft.kv_manager.used_pages == 0
+    assert draft.kv_manager.used_pages == 0 and not drafter._saved
     assert (slots.free_slots, len(slots._free_spares)) == (4, 4)
 
 
@@ -534,6 +547,15 @@ def test_steps_of_a_caller_on_a_recurrent_model(steps: int) -> None:
         assert [text.request_id for text in again] == [one.request_id for one in contexts]
         for text, one in zip(texts, contexts, strict=True):
             assert text.all_tokens.tolist() == one.all_tokens.tolist()
+        # a step that fails leaves any state, in the slot that the inputs name
+        slots = draft.kv_manager.slots
+        used = [slots.slot(one.request_id) for one in contexts]
+        draft.state[used] = -1
+        again = drafter.texts(contexts, steps)
+        assert [slots.slot(one.request_id) for one in contexts] == used
+        for slot, text in zip(used, again, strict=True):
+            read = text.all_tokens[: text.start_idx].tolist()
+            assert not read or draft.state[slot, 0] == draft.read(0, read)
         batch = {text.request_id: text for text in again}
         draft.execute(TextGenerationInputs(batches=[batch], num_steps=steps))
         for one, text in zip(contexts, again, strict=True):
@@ -548,6 +570,36 @@ def test_steps_of_a_caller_on_a_recurrent_model(steps: int) -> None:
     for one in contexts:
         drafter.forget(one.request_id)
     assert (slots.free_slots, len(slots._free_spares)) == (4, 4)
+    assert not drafter._saved and not drafter._stepped
+
+
+def test_a_caller_changes_the_states_of_its_requests_only() -> None:
+    drafter = ModelDrafter(draft := RecurrentDraft(), DRAFT_WORDS, 64)
+    contexts = contexts_of(np.random.default_rng(11), 6, 3)
+
+    def read_by_drafts() -> int:
+        """Tokens that a draft of three reads, all of which are right, before those that it writes."""
+        before = draft.num_read
+        drafts = drafter.propose_all(contexts, [3, 3])
+        for one, own in zip(contexts, drafts, strict=True):
+            assert list(own) == draft.written(one.all_tokens.tolist(), 3)
+            go_on(one, list(own), 3, [0])
+        return draft.num_read - before - 2 * 2
+
+    assert read_by_drafts() == 6 + 3
+    # the last drafted token and the one after it
+    assert read_by_drafts() == 2 + 2
+    drafter.texts(contexts[:1], 1)
+    go_on(contexts[0], [], 0, [2])
+    # the first request goes back to before these two
+    assert read_by_drafts() == 3 + 2
+    assert read_by_drafts() == 2 + 2
+    # without new tokens, and without a state to go back to, all is read again
+    for _ in range(2):
+        before = draft.num_read
+        (own, _) = drafter.propose_all(contexts, [1, 1])
+        assert list(own) == draft.written(contexts[0].all_tokens.tolist(), 1)
+    assert draft.num_read - before == sum(one.current_length for one in contexts)
 
 
 def test_a_state_that_cannot_be_saved() -> None:
@@ -652,6 +704,85 @@ def test_tokens_that_one_of_the_models_lacks() -> None:
         assert list(own) == whole[:end]
         cut |= 0 < end < 6
     assert cut
+
+
+@pytest.mark.parametrize("right", [0, 2, 3])
+@pytest.mark.parametrize("place", [0, 2, -1])
+def test_a_draft_model_reads_no_token_that_it_lacks(place: int, right: int) -> None:
+    """Neither in a prompt, nor after drafts or in their place."""
+    drafter = ModelDrafter(draft := Draft(), WORDS, 64)
+    (context,) = contexts_of(np.random.default_rng(14), 5)
+    tokens = context.all_tokens.copy()
+    tokens[place] = DRAFT_WORDS
+    unknown = TextContext(tokens=tokens, max_length=LONGEST)
+    assert [list(own) for own in drafter.propose_all([unknown], [3])] == [[]]
+    assert draft.kv_manager.used_pages == 0
+    (own,) = drafter.propose_all([context], [3])
+    go_on(context, list(own), right, [DRAFT_WORDS])
+    assert [list(own) for own in drafter.propose_all([context], [3])] == [[]]
+    assert draft.kv_manager.used_pages == 0
+
+
+def test_another_prompt_of_a_request_is_read_anew() -> None:
+    """In pages of its own: others may reuse those of the prompt before."""
+    drafter = ModelDrafter(draft := Draft(), DRAFT_WORDS, 64)
+    for seed, name in ((15, "0"), (16, "0"), (15, "one"), (17, "0"), (16, "other")):
+        (context,) = contexts_of(np.random.default_rng(seed), 9)
+        context.request_id = RequestID(name)
+        for _ in range(2):
+            (own,) = drafter.propose_all([context], [3])
+            assert list(own) == greedy_draft(context.all_tokens.tolist(), 3)
+            go_on(context, list(own), 2, [1])
+        draft.kv_manager.pages.check()
+    assert len(drafter._texts) == 3
+
+
+def test_a_step_of_a_draft_model_that_fails() -> None:
+    """Whatever it has read, the next draft is that of the text."""
+    (one,) = contexts_of(np.random.default_rng(19), 11)
+    for steps_before in range(4):
+        draft = Draft()
+        drafter = ModelDrafter(draft, DRAFT_WORDS, 4)
+        run, left = draft.execute, steps_before
+
+        def execute(inputs: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise RuntimeError("no")
+            run(inputs)  # noqa: B023
+
+        draft.execute = execute
+        with pytest.raises(RuntimeError, match="no"):
+            drafter.propose_all([one], [2])
+        (own,) = drafter.propose_all([one], [2])
+        assert list(own) == greedy_draft(one.all_tokens.tolist(), 2)
+        one.update(1)
+
+
+def test_a_prompt_that_grows_while_it_is_read() -> None:
+    """The draft model may be at a chunk when the model has its first token."""
+    drafter = ModelDrafter(Draft(), DRAFT_WORDS, 4)
+    (one,) = contexts_of(np.random.default_rng(18), 11)
+    one.set_token_indices(active_idx=5)
+    one.update(0)
+    drafter.read([one])
+    for token in (3, 1):
+        one.update(token)
+    (own,) = drafter.propose_all([one], [2])
+    assert list(own) == greedy_draft(one.all_tokens.tolist(), 2)
+
+
+def test_the_last_prompt_that_is_read_beside_the_model() -> None:
+    """One that leaves room for a draft of one token."""
+    for length, is_read in ((LONGEST - 2, True), (LONGEST - 1, True), (LONGEST, False)):
+        drafter = ModelDrafter(draft := Draft(), DRAFT_WORDS, 64)
+        context = TextContext(tokens=np.zeros(length, np.int64), max_length=LONGEST + 1)
+        context.set_token_indices(active_idx=5)
+        context.update(0)
+        drafter.read([context])
+        assert (draft.model.num_read == 5) is is_read
+        assert (draft.kv_manager.used_pages > 0) is is_read
 
 
 def test_loading_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,17 @@ class DraftedText(TextContext):
             ),
         )  # fmt: skip
 
+    def common_length(self, context: TextContext) -> int:
+        """The number of first tokens that the text and a request have in common.
+
+        Args:
+            context: The request.
+        """
+        own, tokens = self.all_tokens, context.all_tokens
+        length = min(len(own), len(tokens))
+        (different,) = (own[:length] != tokens[:length]).nonzero()
+        return int(different[0]) if different.size else length
+
     def follow(self, context: TextContext) -> int | None:
         """Makes the text that of the request: removes wrong tokens, and appends those that it lacks.
 
@@ -64,15 +75,12 @@ class DraftedText(TextContext):
             The number of tokens that both had; None if tokens would be removed that are no draft.
         """
         self.set_token_indices(active_idx=self.end_idx)  # it may be at a chunk of the prompt
-        own, tokens = self.all_tokens, context.all_tokens
-        length = min(len(own), len(tokens))
-        (different,) = (own[:length] != tokens[:length]).nonzero()
-        common = int(different[0]) if different.size else length
+        common = self.common_length(context)
         # the prompt itself has changed: nothing of the text is left
         if common < len(self.prompt_tokens):
             return None
         self.truncate(common)
-        for token in tokens[common:].tolist():
+        for token in context.all_tokens[common:].tolist():
             self.jump_ahead(token)
         return common
 
@@ -268,8 +276,8 @@ class ModelDrafter(BatchDrafter):
             room = self._model.longest - context.current_length
             tokens = context.all_tokens
             text = self._texts.pop(context.request_id, None)
-            # only new tokens, as the earlier ones were checked
-            begin = 0 if text is None else min(text.current_length, len(tokens))
+            # the tokens of a text were checked, or are the draft model's own
+            begin = 0 if text is None else text.common_length(context)
             if steps[row] > room or (tokens[begin:] >= self._model.vocabulary).any():
                 self._close(context.request_id)
                 continue
