@@ -115,6 +115,7 @@ class Draft:
 
     def execute(self, inputs: TextGenerationInputs[Any]) -> None:
         batch = [*inputs.batches[0].values()]
+        assert inputs.num_steps > 0
         steps = min(inputs.num_steps, *(LONGEST - one.current_length for one in batch))
         self.kv_manager.reserve(batch, steps)
         for _ in range(steps):
@@ -468,6 +469,7 @@ class RecurrentDraft:
 
     def execute(self, inputs: TextGenerationInputs[Any]) -> None:
         batch = [*inputs.batches[0].values()]
+        assert inputs.num_steps > 0
         steps = min(inputs.num_steps, *(LONGEST - one.current_length for one in batch))
         self.kv_manager.reserve(batch, steps)
         for one in batch:
@@ -670,6 +672,24 @@ def test_what_a_drafter_asks_of_its_model() -> None:
     assert (pipeline.model, pipeline.longest, pipeline.states) == (first.model, 70, [1, 2])
 
 
+def test_what_is_that_of_any_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches, ends of requests, tokenizer and configuration; the draft model's vocabulary is in its configuration."""
+    pipeline, calls = pipeline_of(), list[Any]()
+    base = TextGenerationPipeline
+    monkeypatch.setattr(base, "execute", lambda self, inputs: ("result", inputs))
+    monkeypatch.setattr(base, "release", lambda self, request_id: calls.append(request_id))
+    monkeypatch.setattr(base, "tokenizer", "tokenizer")
+    monkeypatch.setattr(base, "pipeline_config", "config")
+    monkeypatch.setattr(
+        speculative_decoding, "vocabulary_size", lambda config: {"config": 7}[config]
+    )
+    assert pipeline.execute("batch") == ("result", "batch")
+    pipeline.release("one")
+    assert calls == ["one"]
+    assert (pipeline.tokenizer, pipeline.pipeline_config) == ("tokenizer", "config")
+    assert object.__new__(_DraftPipeline).vocabulary == 7
+
+
 @pytest.mark.parametrize("chunk", [3, 4, 64])
 def test_prompts_are_read_by_chunks(chunk: int) -> None:
     """As far as the model has read them, and each token once."""
@@ -721,6 +741,39 @@ def test_a_draft_model_reads_no_token_that_it_lacks(place: int, right: int) -> N
     go_on(context, list(own), right, [DRAFT_WORDS])
     assert [list(own) for own in drafter.propose_all([context], [3])] == [[]]
     assert draft.kv_manager.used_pages == 0
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_a_cache_that_keeps_fewer_tokens(is_recurrent: bool) -> None:
+    """As one with windows may: keys are read from there on, a state of more tokens is of no use."""
+    draft: Any = RecurrentDraft() if is_recurrent else Draft()
+    drafter = ModelDrafter(draft, DRAFT_WORDS, 64)
+    (context,) = contexts_of(np.random.default_rng(20), 11)
+    written = draft.written if is_recurrent else greedy_draft
+    (own,) = drafter.propose_all([context], [2])
+    go_on(context, list(own), 2, [1])
+    keep = draft.kv_manager.keep
+    draft.kv_manager.keep = lambda text, length: keep(text, min(length, 5))
+    read = draft.num_read if is_recurrent else draft.model.num_read
+    (own,) = drafter.propose_all([context], [2])
+    assert list(own) == written(context.all_tokens.tolist(), 2)
+    read = (draft.num_read if is_recurrent else draft.model.num_read) - read
+    assert read == (14 if is_recurrent else 14 - 5) + 1
+
+
+def test_requests_share_what_a_draft_model_has_read() -> None:
+    """Of certain tokens."""
+    drafter = ModelDrafter(draft := Draft(), DRAFT_WORDS, 64)
+    for number in range(3):
+        (context,) = contexts_of(np.random.default_rng(21), 11)
+        context.request_id = RequestID(f"{number}")
+        before = draft.model.num_read
+        (own,) = drafter.propose_all([context], [1])
+        assert draft.model.num_read - before == (11 - 2 * SIZE if number else 11)
+        go_on(context, list(own), 1, [])
+        drafter.propose_all([context], [1])
+    # it runs in steps of its own, whose tokens cannot be looked up while the model runs
+    assert drafter.takes_steps
 
 
 def test_another_prompt_of_a_request_is_read_anew() -> None:

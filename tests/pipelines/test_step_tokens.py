@@ -85,7 +85,7 @@ def append(context: Any, tokens: Sequence[int], logs: Any = (), rewound: Any = (
 @pytest.mark.parametrize(
     ("forced", "tokens", "answer", "kept"),
     [
-        (None, [5, 6, 7], [5, 6, 7], 3),
+        (None, [5, 0, 7], [5, 0, 7], 3),
         (None, [5, END, 6], [5, END], 2),
         ((None, 8, 4, None), [5], [5, 8, 4], 1),
         # a call of several steps has followed the grammar
@@ -147,8 +147,9 @@ def test_callers_that_see_each_token_get_no_forced_ones() -> None:
     assert not jumps_ahead(chunk)
 
 
-def test_a_chunk_of_a_prompt_drops_its_token() -> None:
-    context = request(Pattern(None, 8))
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_chunk_of_a_prompt_drops_its_token(plain: bool) -> None:
+    context = request(Pattern(None, 8, plain=plain))
     context.set_token_indices(active_idx=2)
     assert append(context, [5]).tokens == [] and context.matcher.at == 0
     assert (context.start_idx, context.active_idx) == (2, 3)
@@ -199,6 +200,7 @@ def test_states_that_went_back_read_their_tokens_again() -> None:
 
 def test_steps_with_room() -> None:
     context = request()
+    assert steps_with_room(9, context, 8) == 5
     for most, longest, later, found in ((9, 20, 0, 9), (9, 8, 0, 5), (9, 8, 2, 3), (9, 4, 0, 1)):
         assert steps_with_room(most, context, longest, later) == found
     for longest, later in ((3, 0), (8, 5), (2, 0)):
@@ -245,6 +247,7 @@ def test_what_needs_single_steps() -> None:
     penalized = request(sampling_params=SamplingParams(frequency_penalty=0.5))
     for context, found in ((plain, 7), (chunk, 1), (drafted, 1), (echo, 1), (penalized, 1)):
         assert bounded_steps(7, context, None) == found
+        assert bounded_steps(2, context, None) == min(found, 2)
         assert bounded_steps(1, context, None) == 1
     assert wants_prompt_logits(echo)
     append(echo, [5])
