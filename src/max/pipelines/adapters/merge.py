@@ -136,7 +136,9 @@ def write_merged(folder: Path, out: Path, adapter: Adapter, names: WeightNames, 
     shutil.copytree(folder, out, ignore=ignored)
     if tied and unties(adapter, names):
         path = out / "config.json"
-        path.write_text(json.dumps(_untied(json.loads(path.read_text("utf-8"))), indent=2))
+        path.write_text(
+            json.dumps(_with_output_layer(json.loads(path.read_text("utf-8"))), indent=2)
+        )
     arrays = {
         name: np.ascontiguousarray(Tensor.from_dlpack(value.data).to_numpy())
         for name, value in merged.items()
@@ -145,10 +147,10 @@ def write_merged(folder: Path, out: Path, adapter: Adapter, names: WeightNames, 
     return sum(array.nbytes for array in arrays.values())
 
 
-def _untied(config: dict[str, Any]) -> dict[str, Any]:
+def _with_output_layer(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json of a model whose output layer has weights of its own."""
     text = config.get("text_config")
-    inner = {"text_config": _untied(text)} if isinstance(text, dict) else {}
+    inner = {"text_config": _with_output_layer(text)} if isinstance(text, dict) else {}
     return {**config, **inner, "tie_word_embeddings": False}
 
 

@@ -410,15 +410,15 @@ class Replica(Generic[TextGenerationContextType]):
 
     def _allowed_tokens(
         self,
-        chosen: Tensor | None,
+        graph_tokens: Tensor | None,
         logits: Tensor,
         batch: Sequence[TextGenerationContextType],
         step: int,
         bitmask: Mask | None,
     ) -> Tensor:
-        """The next tokens of a batch, from its logits; `chosen` are those of the graph, without grammars."""
-        if chosen is not None and bitmask is not None:
-            followed = grammar_tokens(chosen, logits, batch, step, bitmask)
+        """The next tokens of a batch, from its logits; `graph_tokens` are those of the graph, without grammars."""
+        if graph_tokens is not None and bitmask is not None:
+            followed = grammar_tokens(graph_tokens, logits, batch, step, bitmask)
             if followed is not None:
                 return followed
         return self._sampler.sample(logits, batch, step, bitmask)

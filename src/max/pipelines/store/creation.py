@@ -45,12 +45,12 @@ _MOST_FILES = 1000
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-def config_values(store: ModelStore, stored: StoredModel) -> tuple[dict[str, Any], Recipe]:
+def config_values(store: ModelStore, model: StoredModel) -> tuple[dict[str, Any], Recipe]:
     """The options of the engine for a model of a folder, and its recipe.
 
     Args:
         store: The models.
-        stored: The model.
+        model: The model.
 
     Returns:
         The options, ``model_path`` among them, and the recipe, which is empty for models that were not created.
@@ -58,14 +58,14 @@ def config_values(store: ModelStore, stored: StoredModel) -> tuple[dict[str, Any
     Raises:
         UserError: The base of a created model is gone, or its adapter cannot be read.
     """
-    recipe = recipe_of(stored.path)
+    recipe = recipe_of(model.path)
     if recipe is None:
-        return {"model_path": str(stored.path)}, Recipe()
-    values: dict[str, Any] = {"model_path": str(_weights(store, stored, recipe))}
+        return {"model_path": str(model.path)}, Recipe()
+    values: dict[str, Any] = {"model_path": str(_weights(store, model, recipe))}
     if recipe.has_template:
-        values["chat_template"] = stored.path / _TEMPLATE
+        values["chat_template"] = model.path / _TEMPLATE
     if recipe.has_adapter:
-        folder = stored.path / _ADAPTER
+        folder = model.path / _ADAPTER
         adapter = reader.read_adapter(folder, _MOST_RANK)
         rank = adapter.rank
         if adapter.saved_weights:
@@ -75,17 +75,17 @@ def config_values(store: ModelStore, stored: StoredModel) -> tuple[dict[str, Any
     return values, recipe
 
 
-def weights_of(store: ModelStore, stored: StoredModel) -> Path:
+def weights_of(store: ModelStore, model: StoredModel) -> Path:
     """The folder or file with the weights of a model: its own, or those of its base.
 
     Args:
         store: The models.
-        stored: The model.
+        model: The model.
 
     Raises:
         UserError: The base of a created model is gone.
     """
-    return _weights(store, stored, recipe_of(stored.path) or Recipe())
+    return _weights(store, model, recipe_of(model.path) or Recipe())
 
 
 def _weights(store: ModelStore, model: StoredModel, recipe: Recipe) -> Path:

@@ -78,10 +78,12 @@ class Admission:
                 "queue_full",
             )
 
-        def leave(taken: float) -> None:
+        def leave(seconds: float) -> None:
             self.tally.add(-count)
             # a mean in which earlier requests count less and less
-            self._seconds = taken if self._seconds is None else 0.8 * self._seconds + 0.2 * taken
+            self._seconds = (
+                seconds if self._seconds is None else 0.8 * self._seconds + 0.2 * seconds
+            )
 
         return Held(leave, time.monotonic)
 
@@ -136,9 +138,9 @@ class KeyLimits:
             self._take_token(client)
             self._counts.add_open(client, 1)
 
-        def leave(taken: float) -> None:
-            mean = self._seconds.get(client, taken)
-            self._seconds[client] = 0.8 * mean + 0.2 * taken
+        def leave(seconds: float) -> None:
+            mean = self._seconds.get(client, seconds)
+            self._seconds[client] = 0.8 * mean + 0.2 * seconds
             self._counts.add_open(client, -1)
 
         return Held(leave, self._clock)

@@ -63,13 +63,13 @@ def check_source(folder: Path, name: str) -> None:
         raise ApiError("the disk has no room for a quantized model", status=507)
 
 
-async def quantized_file(folder: Path, path: Path, asked: str) -> AsyncGenerator[bytes]:
+async def quantized_file(folder: Path, path: Path, type_name: str) -> AsyncGenerator[bytes]:
     """Writes the file and yields the lines of its progress; the process ends with the generator.
 
     Args:
         folder: The model's folder.
         path: The file, which must not exist.
-        asked: The type as the request names it.
+        type_name: The type as the request names it.
 
     Raises:
         ApiError: 503: another model is quantized; 400: the model cannot be.
@@ -79,11 +79,17 @@ async def quantized_file(folder: Path, path: Path, asked: str) -> AsyncGenerator
             "another model is quantized already", status=503, headers={"Retry-After": "10"}
         )
     async with _at_work:
-        yield json_line({"status": f"quantizing model to {asked}"})
+        yield json_line({"status": f"quantizing model to {type_name}"})
         # a process: quantizing occupies Python's lock and the cores, and can be killed
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "max.pipelines.gguf.export_process", str(folder), str(path), type_of(asked)),
+            *(
+                "-m",
+                "max.pipelines.gguf.export_process",
+                str(folder),
+                str(path),
+                type_of(type_name),
+            ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -95,7 +101,7 @@ async def quantized_file(folder: Path, path: Path, asked: str) -> AsyncGenerator
                 problem = values.get("error", "")
                 if not problem:
                     text = f"{values['done']} of {values['of']} tensors"
-                    yield json_line({"status": f"quantizing model to {asked}: {text}"})
+                    yield json_line({"status": f"quantizing model to {type_name}: {text}"})
             await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):

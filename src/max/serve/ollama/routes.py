@@ -157,10 +157,10 @@ def _stored_entry(stored_model: StoredModel) -> dict[str, Any]:
     }
 
 
-def _recipe(stored: StoredModel) -> Recipe:
+def _recipe(model: StoredModel) -> Recipe:
     """The recipe of a stored model; empty where it has none, or a damaged one."""
     with contextlib.suppress(ModelFilesError):
-        return recipe_of(stored.path) or Recipe()
+        return recipe_of(model.path) or Recipe()
     return Recipe()
 
 

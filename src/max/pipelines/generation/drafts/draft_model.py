@@ -234,23 +234,23 @@ class ModelDrafter(BatchDrafter):
         self._saved[text.request_id] = text.start_idx
         return True
 
-    def _certain(self, text: DraftedText, held: int, most: int) -> int | None:
+    def _certain(self, text: DraftedText, num_processed: int, num_right: int) -> int | None:
         """How many of the processed tokens of a text its state keeps; None: it cannot go back that far.
 
         Args:
             text: The text.
-            held: The number of its processed tokens.
-            most: The number of those that are right.
+            num_processed: The number of its processed tokens.
+            num_right: The number of those that are right.
         """
         slots, key = self._model.kv_manager.slots, text.request_id
         if slots is None:
-            return min(held, most)
+            return min(num_processed, num_right)
         saved, used = self._saved.pop(key, None), text.request_id in self._stepped
         self._stepped.discard(key)
-        if held <= most and not used:
+        if num_processed <= num_right and not used:
             slots.keep(key)
-            return held
-        if saved is None or saved > most:
+            return num_processed
+        if saved is None or saved > num_right:
             return None
         if used:
             restore_state(slots, self._model.states, key)
