@@ -88,6 +88,8 @@ def generate(model: Path, *options: str) -> list[object]:
         (["--temprature", "1"], "no such option: --temprature", "Did you mean --temperature?"),
         (["-p", "x"], "no such option: -p", "Did you mean --prompt?"),
         (["-v"], "no such option: -v", "Did you mean --verbose?"),
+        (["--regex", "[ab]", "--ignore-eos"], "do not fit an answer with a grammar", "max generate --help"),
+        (["--regex", "[ab]", "--min-new-tokens", "2"], "--min-new-tokens do not fit", "max generate --help"),
     ],
 )  # fmt: skip
 def test_wrong_options(model, capfd, options, problem, remedy) -> None:

@@ -118,6 +118,10 @@ def generate(
             params = sampling_params_for(sampling, defaults)
         except ValueError as error:
             raise click.UsageError(str(error).removeprefix("SamplingParams: ")) from error
+    if grammar is not None and (params.ignore_eos or params.min_new_tokens):
+        raise click.UsageError(
+            "--ignore-eos and --min-new-tokens do not fit an answer with a grammar, which says where it ends"
+        )
     config_of_model = config.model_config
     if engine == "torch":
         runner = torch_engine.TorchRunner(config, params, given)
