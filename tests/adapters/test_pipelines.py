@@ -11,7 +11,7 @@ import pytest
 from max.interfaces import PipelineTask, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
 from max.pipelines.adapters.adapter import AdapterError
-from max.pipelines.adapters.manager import UnknownAdapterError
+from max.pipelines.core.exceptions import UnknownAdapterError
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.generation import Generation
 from tests.adapters.tiny_chat import MODEL, make_adapter, merged_folder

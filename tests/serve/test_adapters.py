@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from max.pipelines.core.exceptions import UnknownAdapterError
+from max.pipelines.generation.process.events import ErrorInfo
+from max.serve.errors import of_user_error
 from tests.adapters.tiny_chat import make_adapter
 from tests.serve.conftest import TINY, RunningServer
 
@@ -83,8 +87,31 @@ def test_requests_name_adapters(adapters: AdapterServer) -> None:
     assert (adapters.text("tiny", prompt), adapters.text("a0", prompt)) == (plain, first)
     assert adapters.text("tiny", prompt, lora="a0") == first
     assert adapters.text("tiny", prompt, lora={"name": "a0", "scale": 0}) == plain
+    assert adapters.answer("a0", prompt).json()["model"] == "a0"
+    assert adapters.answer("tiny", prompt, lora="a0").json()["model"] == "tiny"
     missing = adapters.answer("tiny", prompt, lora="a7")
     assert missing.status_code == 404 and "a0, a1" in missing.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
+        ("completions", {"prompt": "x", "max_tokens": 2}),
+        ("responses", {"input": "x", "max_output_tokens": 2}),
+        ("messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_answers_have_the_name_that_requests_give(
+    adapters: AdapterServer, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """Clients that count or route by the name of a model know the adapter by it."""
+    for name in ("a0", "tiny"):
+        response = adapters.http.post(f"/v1/{path}", json={**body, "model": name, "stream": stream})
+        assert response.status_code == 200, response.text
+        assert set(re.findall(r'"model": ?"(\w+)"', response.text)) == {name}
 
 
 def test_loads_and_unloads(adapters: AdapterServer) -> None:
@@ -96,6 +123,13 @@ def test_loads_and_unloads(adapters: AdapterServer) -> None:
     assert taken.status_code == 400 and "is loaded" in taken.json()["error"]["message"]
     text = adapters.text("sql", PROMPTS[1])
     assert text != adapters.text("tiny", PROMPTS[1])
+    inplace = {"lora_name": "sql", "load_inplace": True}
+    bad = {**inplace, "lora_path": "/no/such"}
+    assert adapters.http.post("/v1/load_lora_adapter", json=bad).status_code == 400
+    assert adapters.text("sql", PROMPTS[1]) == text, "what cannot be read takes no place"
+    other = {**inplace, "lora_path": str(adapters.folders["a3"])}
+    assert adapters.http.post("/v1/load_lora_adapter", json=other).status_code == 200
+    assert adapters.text("sql", PROMPTS[1]) != text
     assert adapters.unload("sql").status_code == 200
     assert adapters.answer("sql", "x").status_code == 404
     assert adapters.unload("sql").status_code == 404
@@ -111,6 +145,13 @@ def test_loads_and_unloads(adapters: AdapterServer) -> None:
         "/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "/"}, headers={"Origin": "http://other"}
     )  # fmt: skip
     assert foreign.status_code == 403
+
+
+def test_an_adapter_that_is_unloaded_meanwhile_is_not_found() -> None:
+    """The worker may find first that an adapter is gone: its error is that of a name that nobody has."""
+    error = ErrorInfo.of(UnknownAdapterError("there is no adapter 'a6'"))
+    answer = of_user_error(cast(ValueError, error.to_exception()))
+    assert (answer.status, answer.code, answer.param) == (404, "model_not_found", "model")
 
 
 def test_an_unload_waits_for_its_requests(adapters: AdapterServer) -> None:

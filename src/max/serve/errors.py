@@ -10,6 +10,7 @@ from max.pipelines.core.exceptions import (
     GrammarTooSlowError,
     NotFiniteError,
     PromptTooLongError,
+    UnknownAdapterError,
     UserError,
 )
 from max.pipelines.store.local import near_names
@@ -90,6 +91,8 @@ def of_user_error(error: ValueError, param: str | None = None) -> ApiError:
             code="grammars_wait",
             headers={"Retry-After": seconds},
         )
+    if isinstance(error, UnknownAdapterError):  # one that was unloaded meanwhile
+        return ApiError(error.problem, status=404, param=param or "model", code="model_not_found")
     if isinstance(error, NotFiniteError):  # the model's fault, and not the request's
         return ApiError(f"{error.problem}. {error.remedy}", status=500, code="not_finite")
     if isinstance(error, UserError):

@@ -18,20 +18,15 @@ from max.pipelines.adapters.layout import AdapterLayout, AdapterShape
 from max.pipelines.adapters.placement import packed_terms, site_terms
 from max.pipelines.adapters.reader import read_adapter
 from max.pipelines.adapters.terms import AdapterBase
-from max.pipelines.core.exceptions import InputError
+from max.pipelines.core.exceptions import UnknownAdapterError
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 
-__all__ = ["LoRAManager", "OutOfAdapterSlotsError", "UnknownAdapterError"]
-
+__all__ = ["LoRAManager", "OutOfAdapterSlotsError"]
 
 EXPECTED = 16
 """The most adapters whose memory is set aside before the cache gets the rest."""
 MAX_WAITING = 8
 """The most adapters whose contents wait in memory for a slot."""
-
-
-class UnknownAdapterError(InputError):
-    """A request names an adapter that is not loaded."""
 
 
 class OutOfAdapterSlotsError(OutOfPagesError):

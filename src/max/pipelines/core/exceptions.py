@@ -40,6 +40,10 @@ class PromptTooLongError(InputError):
         )
 
 
+class UnknownAdapterError(InputError):
+    """A request names an adapter that is not loaded."""
+
+
 class GrammarTooSlowError(InputError):
     """The grammar of a request takes too long."""
 

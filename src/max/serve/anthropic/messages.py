@@ -25,7 +25,7 @@ from max.serve.chat.run import Answer, collect_answers, stream_events
 from max.serve.chat.tools.definitions import ChoiceKind
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
-from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.state import ServerState, answering_name, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.models.model import ServedModel
 from max.serve.openai.peer_fields import refuse
@@ -97,7 +97,8 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     check_edits(body.context_management)
     body, report = await _edit_body(body, model)
     job = await _job(body, model)
-    head = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": job.model.name}
+    name = answering_name(job.model)
+    head = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": name}
     if body.stream:
         # clients count the time since the last event; a comment would be none
         stream = _stream(job, head, state, _shows_thoughts(body), report)

@@ -150,14 +150,23 @@ def choose_adapter(model: ServedModel, name: str | None) -> None:
         ApiError: Status 404: the adapter is not loaded.
     """
     current = current_request()
-    if not current.adapter and name in model.adapters:
-        current.adapter = name or ""
+    current.named_adapter = name if name is not None and name in model.adapters else ""
+    current.adapter = current.adapter or current.named_adapter
     # a model that was created with an adapter (ADAPTER of a Modelfile) runs with it unless another one is named
     if not current.adapter and model.recipe.has_adapter:
         current.adapter = ADAPTER_NAME
         return
     if current.adapter and current.adapter not in model.adapters:
         raise adapter_not_found(model, current.adapter)
+
+
+def answering_name(model: ServedModel) -> str:
+    """The name of the model in an answer to the current request: the one that the request gives, also of an adapter.
+
+    Args:
+        model: The model.
+    """
+    return current_request().named_adapter or model.name
 
 
 def adapter_not_found(model: ServedModel, name: str) -> ApiError:

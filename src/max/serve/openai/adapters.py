@@ -48,6 +48,12 @@ def _check_enabled(model: ServedModel) -> None:
         raise ApiError(f"{model.name} takes no adapters: start with --enable-lora", status=400)
 
 
+async def _offer(state: ServerState, model: ServedModel, name: str, path: str) -> None:
+    """Lets requests name an adapter that the engine has."""
+    model.adapters[name] = path
+    await _tell(state, model)
+
+
 async def _tell(state: ServerState, model: ServedModel) -> None:
     """Lets the other processes of the server know the adapters of a model."""
     if state.routers is not None:
@@ -73,18 +79,25 @@ async def load_adapter(body: LoadAdapterBody, request: Request) -> Response:
     # the field `model` of a request names either
     if name == model.name:
         raise ApiError(f"{name} is the name of the model", param="lora_name")
+    replaced = model.adapters.get(name) if body.load_inplace else None
     try:
-        if body.load_inplace and name in model.adapters:
+        if replaced is not None:
             # no request may find the adapter while it is exchanged
             del model.adapters[name]
             await _tell(state, model)
             await model.engine.change_adapter(name, None)
-        await model.engine.change_adapter(name, str(path))
+        try:
+            await model.engine.change_adapter(name, str(path))
+        except UserError:
+            if replaced is not None:
+                # one that cannot be read takes no other's place
+                await model.engine.change_adapter(name, replaced)
+                await _offer(state, model, name, replaced)
+            raise
     except UserError as error:
         raise of_user_error(error, "lora_path") from error
     # last: from here on requests may name it
-    model.adapters[name] = str(path)
-    await _tell(state, model)
+    await _offer(state, model, name, str(path))
     return json_response({"success": True, "message": f"the adapter {name} is loaded"})
 
 

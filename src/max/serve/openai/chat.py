@@ -16,7 +16,7 @@ from max.serve.chat.prompt import Conversation, prepare
 from max.serve.chat.run import Answer, collect_answers
 from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
-from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.state import ServerState, answering_name, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.limits import LONG_LOGS
 from max.serve.models.model import ServedModel
@@ -115,7 +115,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
         "id": new_id(PREFIX),
         "object": "chat.completion.chunk" if body.stream else "chat.completion",
         "created": int(time.time()),
-        "model": job.model.name,
+        "model": answering_name(job.model),
         "system_fingerprint": None,
     }
     if body.stream:

@@ -18,7 +18,7 @@ from max.pipelines.core.text import utf8_size
 from max.pipelines.tokenization.text_stream import TextPiece, TokenLog
 from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
-from max.serve.http.state import JsonResponse, ServerState, state_of
+from max.serve.http.state import JsonResponse, ServerState, answering_name, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
 from max.serve.limits import LONG_LOGS, MAX_PROMPTS
 from max.serve.models.model import ServedModel
@@ -259,7 +259,7 @@ async def _plan(body: CompletionRequest, state: ServerState) -> _Plan:
         "id": request_id,
         "object": "text_completion",
         "created": int(time.time()),
-        "model": model.name,
+        "model": answering_name(model),
     }
     return _Plan(body, model, sequences, choices, echo_alone, head)
 

@@ -19,7 +19,7 @@ from max.serve.chat.conversation_text import prompt_text
 from max.serve.chat.reasoning import thinking_options
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from max.serve.http.bodies.body import BodyRoute
-from max.serve.http.state import ServerState, json_response, state_of
+from max.serve.http.state import ServerState, answering_name, json_response, state_of
 from max.serve.http.streaming import unless_disconnected
 from max.serve.limits import MAX_MESSAGES, MAX_SEQUENCE_TOKENS
 from max.serve.models.model import ServedModel
@@ -145,7 +145,8 @@ async def decisions(body: DecisionsBody, request: Request) -> Response:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": tokens,
     }
-    return json_response({"model": model.name, "answers": answers, "usage": usage})
+    name = answering_name(model)
+    return json_response({"model": name, "answers": answers, "usage": usage})
 
 
 async def _reads(body: DecisionsBody, model: ServedModel) -> tuple[list[_Read], int]:

@@ -40,6 +40,7 @@ class RequestContext:
         unread: Fields that are hints, and that its model cannot follow.
         adapter: The name of its adapter (LoRA); empty: none.
         adapter_scale: The factor of the adapter's weights.
+        named_adapter: The adapter that it names in place of a model; empty: it names a model.
         variant: The model that it asks for and ``stable`` or ``canary``; None: its model has no canary.
         cached_by_request: For each of its sequences a number of the prompt, and the tokens of it that the cache had.
     """
@@ -62,6 +63,7 @@ class RequestContext:
     unread: list[str] = field(default_factory=list)
     adapter: str = ""
     adapter_scale: float = 1.0
+    named_adapter: str = ""
     variant: tuple[str, str] | None = None
     cached_by_request: dict[str, tuple[int, int]] = field(default_factory=dict)
 

@@ -43,6 +43,7 @@ from max.pipelines.core.exceptions import (
     InputError,
     ModelFilesError,
     NotFiniteError,
+    UnknownAdapterError,
     UserError,
 )
 
@@ -50,6 +51,7 @@ _USER_ERRORS: dict[str, type[UserError]] = {
     error.__name__: error
     for error in (
         UserError, InputError, ConfigError, ModelFilesError, NotFiniteError, GrammarTooSlowError, GrammarsWaitError,
+        UnknownAdapterError,
     )
 }  # fmt: skip
 

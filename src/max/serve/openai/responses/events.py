@@ -11,6 +11,7 @@ import msgspec
 from max.pipelines.tokenization.text_stream import TokenLog
 from max.serve.chat.run import Answer, TextLogs
 from max.serve.errors import ApiError
+from max.serve.http.state import answering_name
 from max.serve.openai.fields import StrictBody
 from max.serve.openai.responses.body import ResponsesBody
 from max.serve.openai.responses.tools import tools_of
@@ -40,6 +41,7 @@ class ResponseWriter:
         keep: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._body, self._job, self._keep = body, job, keep
+        self._name = answering_name(job.model)
         self._created = int(time.time())
         self._id = new_id("resp")
         # the first event has the number 0
@@ -147,7 +149,7 @@ class ResponseWriter:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "model": self._job.model.name,
+            "model": self._name,
             "output": [] if finish_reason is None else self._items,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
