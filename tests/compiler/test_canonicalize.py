@@ -105,6 +105,12 @@ CASES: dict[str, tuple[Callable[[Value], Any], list[str]]] = {
     "a gather of the last row": (
         lambda x: ops.gather(ops.tanh(x), index([-1]), 1), ["tanh", "slice"],
     ),
+    "a gather of one row again and again": (
+        lambda x: ops.gather(ops.tanh(x), ops.broadcast_to(index(1), [2, 3]), 1), ["tanh", "slice", "reshape"],
+    ),
+    "a gather of one row for each row": (
+        lambda x: ops.gather(ops.tanh(x), ops.broadcast_to(index([-1]), [x.shape[0]]), 1), ["tanh", "slice"],
+    ),
     "a gather of an unknown number of rows": (lambda x: ops.gather(x, index(1), 0), ["gather"]),
     "a gather of two rows": (lambda x: ops.gather(x, index([1, 3]), 1), ["gather"]),
     "a padded image": (

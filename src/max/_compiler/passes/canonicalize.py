@@ -161,7 +161,7 @@ def _gather(op: MoOp) -> SSAValue | None:
 
 
 def _slice_at(op: MoOp) -> SSAValue | None:
-    """What a gather reads if its index is one constant in range, as a slice; else None."""
+    """What a gather reads if its index is one constant in range, maybe repeated, as a slice; else None."""
     source, index = op.operands
     number = single_of(index)
     type_ = source.type
@@ -179,7 +179,10 @@ def _slice_at(op: MoOp) -> SSAValue | None:
     start[axis], stop[axis], dims[axis] = DimExpr.of(at), DimExpr.of(at + 1), DimExpr.of(1)
     bounds = {"start": tuple(start), "stop": tuple(stop), "step": (DimExpr.of(1),) * len(dims)}
     part = insert_before(op, build(SliceOp, (source,), bounds, (type_.with_shape(dims),)))
-    return insert_before(op, build(ReshapeOp, (part,), {}, op.result_types))
+    # an axis of size 1 for each axis of the index, which may repeat its constant
+    shape = [*dims[:axis], *[DimExpr.of(1)] * len(shape_of(index)), *dims[axis + 1 :]]
+    row = insert_before(op, build(ReshapeOp, (part,), {}, (type_.with_shape(shape),)))
+    return insert_before(op, build(BroadcastToOp, (row,), {}, op.result_types))
 
 
 def single_of(value: SSAValue) -> Any:
