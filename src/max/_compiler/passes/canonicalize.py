@@ -181,8 +181,9 @@ def _slice_at(op: MoOp) -> SSAValue | None:
     part = insert_before(op, build(SliceOp, (source,), bounds, (type_.with_shape(dims),)))
     # an axis of size 1 for each axis of the index, which may repeat its constant
     shape = [*dims[:axis], *[DimExpr.of(1)] * len(shape_of(index)), *dims[axis + 1 :]]
-    row = insert_before(op, build(ReshapeOp, (part,), {}, (type_.with_shape(shape),)))
-    return insert_before(op, build(BroadcastToOp, (row,), {}, op.result_types))
+    if shape != dims:
+        part = insert_before(op, build(ReshapeOp, (part,), {}, (type_.with_shape(shape),)))
+    return insert_before(op, build(BroadcastToOp, (part,), {}, op.result_types))
 
 
 def single_of(value: SSAValue) -> Any:
