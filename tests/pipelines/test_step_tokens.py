@@ -256,6 +256,9 @@ def test_what_needs_single_steps() -> None:
     alone = request()
     alone.log_probabilities_echo = True
     assert not wants_prompt_logits(alone)
+    assert not wants_prompt_logits(
+        cast(Any, SimpleNamespace(log_probabilities=1, is_initial_prompt=True))
+    )
 
 
 def test_steps_within_a_reasoning_budget() -> None:
@@ -381,8 +384,8 @@ def test_inputs_of_a_batch_are_advanced() -> None:
     )
     inputs = BatchInputs(cache, CPU())
     batch = [request(), request(sampling_params=SamplingParams(temperature=0.5, seed=4))]
-    found = [inputs.of_cache(batch, steps) for steps in (1, 1, 3, 1)]
-    assert calls == [("new",), ("advance", 1), ("new", 3), ("advance", 2)] and found == [1, 2, 3, 4]
+    found = [inputs.of_cache(batch, steps) for steps in (1, 1, 2, 1)]
+    assert calls == [("new",), ("advance", 1), ("new", 2), ("advance", 2)] and found == [1, 2, 3, 4]
     kept = inputs.of_sampling(batch)
     for step in (0, 1, 2):
         made = kept if step == 0 else inputs.of_sampling(batch, step)
@@ -391,6 +394,8 @@ def test_inputs_of_a_batch_are_advanced() -> None:
         for own, other in zip(made, expected, strict=True):
             np.testing.assert_array_equal(own.to_numpy(), other.to_numpy())
     # another batch has its own
+    inputs.of_cache(batch[:1], 1)
+    assert calls[-1] == ("new",)
     assert inputs.of_sampling(batch[::-1]) is not kept
     inputs.of_cache(batch[::-1], 1)
     assert calls[-1] == ("new",)
@@ -409,6 +414,12 @@ def test_which_batches_may_keep_their_inputs() -> None:
     for other in (batch[:1], batch[::-1], [*batch, request()]):
         assert not reusable.precedes(other) and not reusable.fits(other)
     append(batch[0], [6])
+    # tokens without a step come with the next one
+    ahead = request()
+    of_one = ReusableInputs.of([ahead], inputs, tokens)
+    append(ahead, [5])
+    ahead.jump_ahead(6)
+    assert not of_one.precedes([ahead]) and not of_one.fits([ahead])
     # one token further than the inputs, which still have its size
     assert not reusable.precedes(batch) and reusable.fits(batch)
     append(batch[1], [6])
@@ -434,7 +445,8 @@ def test_which_batches_may_keep_their_inputs() -> None:
 # -- calls of steps with grammars
 
 
-def test_which_batches_have_calls_of_steps() -> None:
+@pytest.mark.parametrize(("words", "kept_words"), [(0, 1), (1, 1), (3, 3)])
+def test_which_batches_have_calls_of_steps(words: int, kept_words: int) -> None:
     tables: list[Any] = []
     calls: list[Any] = []
 
@@ -446,7 +458,9 @@ def test_which_batches_have_calls_of_steps() -> None:
         calls.append((jumps, memory, steps))
         return "masks"
 
-    constraints: Any = SimpleNamespace(ordinary_tokens=None, words=lambda: 0, call_masks=call_masks)
+    constraints: Any = SimpleNamespace(
+        ordinary_tokens=None, words=lambda: words, call_masks=call_masks
+    )
     loop: Any = SimpleNamespace(token_tables=token_tables)
     steps = GrammarSteps(constraints, loop, 40)
 
@@ -462,6 +476,7 @@ def test_which_batches_have_calls_of_steps() -> None:
     assert tables == [(2, 40), (1, 40)]
     assert [(jumps, most) for jumps, _, most in calls] == [([True, False], 4)] * 2 + [([True], 4)]
     assert calls[0][1] is calls[1][1] is not calls[2][1]
+    assert calls[0][1].words == kept_words
     prompt, drafted, logged = (
         request(),
         decoding(),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from max._lazy import lazy_module
 from max.interfaces import TextGenerationContext
-from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, TokenTables
 from max.pipelines.generation.steps.step_tokens import jumps_ahead, reasoning_limit
 from max.pipelines.sampling.sampler import changes_logits
@@ -69,9 +68,8 @@ class GrammarSteps:
 def _is_plain(context: TextGenerationContext) -> bool:
     """Whether the next step of a request gives one token, by its grammar, the model's logits and nothing else."""
     return (
-        context.active_length == 1
+        context.active_length == 1  # more with a draft
         and context.active_idx == context.end_idx
-        and not draft_length(context)
         and not context.log_probabilities
         and not changes_logits(context)
         and reasoning_limit(context) is None
