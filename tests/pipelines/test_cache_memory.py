@@ -161,6 +161,12 @@ def test_the_pages_of_a_swap_area() -> None:
         ):  # fmt: skip
             assert memory.swap_slots(swapping, layers, counts, limit) == expected
         assert memory.swap_slots(params, layers, counts, None) == 0
+        for name, value in (
+            ("host_kvcache_swap_space_gb", None), ("enable_kvcache_swapping_to_host", False)
+        ):  # fmt: skip
+            without = replace(swapping)
+            setattr(without, name, value)
+            assert memory.swap_slots(without, layers, counts, None) == 0
         assert memory.swap_slots(swapping, 0, counts, None) == 0
 
 

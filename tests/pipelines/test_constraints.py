@@ -448,17 +448,23 @@ def test_works_run_one_after_the_other() -> None:
 
 
 def test_what_is_abandoned_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its thread ends after it."""
     monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+    others = {*threading.enumerate()}
     thread, go = MaskThread(), threading.Event()
     slow = MaskWork(np.zeros((1, 2), np.int32), deque([(Row(5, go), 0)]))
+    assert slow.seconds() == 0, "no row is begun"
     try:
         thread.submit(slow)
+        (own,) = {*threading.enumerate()} - others
         thread.leave(slow)
         thread.replace(slow)
         thread.settle()
         assert thread.overdue == 1
     finally:
         go.set()
+    own.join(10)
+    assert not own.is_alive()
 
 
 @pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clock of threads")

@@ -221,20 +221,25 @@ def test_the_table_of_a_rotation(tmp_path: Path) -> None:
 
 
 def test_weights_may_be_changed(tmp_path: Path) -> None:
-    folder, _ = folder_of(tmp_path / "m")
+    """With the shape, such as that of a model whose output layer gets weights of its own."""
+    arrays = weights()
+    del arrays["lm_head.weight"]
+    folder, _ = folder_of(tmp_path / "m", arrays, tie_word_embeddings=True)
     seen: list[Any] = []
 
-    def doubled(stored: dict[str, WeightData], model: Any, config: Any) -> dict[str, WeightData]:
+    def doubled(
+        stored: dict[str, WeightData], model: Any, config: DecoderConfig
+    ) -> tuple[DecoderConfig, dict[str, WeightData]]:
         seen.append((set(stored), model.config_class, config.num_layers))
-        name = "model.norm.weight"
-        return stored | {name: WeightData.from_numpy(2 * arrays[name], name)}
+        own = {name: WeightData.from_numpy(array, name) for name, array in changed.items()}
+        return replace(config, tie_word_embeddings=False), stored | own
 
-    arrays = weights()
+    norm, output = "model.norm.weight", "lm_head.weight"
+    changed = {norm: 2 * arrays[norm], output: 3 * arrays["model.embed_tokens.weight"]}
     _, path = export_folder(folder, change=doubled)
     ((names, config_class, layers),) = seen
     assert names == set(arrays) and issubclass(config_class, DecoderConfig) and layers == LAYERS
-    arrays["model.norm.weight"] *= 2
-    check_values(path, arrays)
+    check_values(path, arrays | changed)
 
 
 def test_the_text_of_an_importance_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +327,7 @@ def test_scores_that_no_key_states(tmp_path: Path) -> None:
 
     def unchanged(stored: Any, model: Any, config: DecoderConfig) -> Any:
         configs.append(config)
-        return stored
+        return config, stored
 
     _, path = export_folder(folder, change=unchanged)
     (config,) = configs
