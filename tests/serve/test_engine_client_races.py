@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -217,6 +218,29 @@ def test_a_cluster_without_room_is_asked_until_it_has_some(monkeypatch) -> None:
         await client.close(finish=False)
 
     asyncio.run(whole())
+
+
+def test_a_stop_does_not_wait_for_a_machine(monkeypatch) -> None:
+    """A start that takes long keeps no server, and the worker that comes after all is ended."""
+    monkeypatch.setattr(started_worker, "_LAST_START_S", 0.1)
+    workers = GatedWorkers()
+
+    async def whole() -> None:
+        client = EngineClient(workers.start)
+        client.start()
+        await client.wait_ready()
+        workers.started[0].die()
+        await asyncio.to_thread(workers.begun.wait, WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            await client.close(finish=False)
+        assert len(workers.started) == 1 and client.state is EngineState.STOPPED
+
+    asyncio.run(whole())
+    workers.goes_on.set()
+    end = time.monotonic() + WAIT_S
+    while len(workers.started) < 2 or not workers.started[1].dead:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_worker_without_a_thread_that_reads_it_is_ended(monkeypatch) -> None:

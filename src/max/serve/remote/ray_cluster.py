@@ -40,6 +40,8 @@ ADOPT_S = 20.0
 NAMESPACE = "supremum"
 """Where the names of actors are looked up."""
 _LOOK_S = 0.05
+_TELL_S = 15.0
+"""Seconds after which it is logged that a start waits."""
 _ASK_S = 5.0
 """Seconds that an actor takes at the most to say whether its engine has ended."""
 
@@ -113,7 +115,7 @@ class _Engine:
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray: Any = ray
         self._actor: Any = actor
-        self._asked: Any = None  # whether it has ended
+        self._asked: Any = None  # its address, and then whether it has ended
         # guards both: a handle that is used or freed after Ray has ended would end this process
         self._lock = threading.Lock()
 
@@ -122,8 +124,31 @@ class _Engine:
 
         Args:
             timeout: The longest time in seconds until it says so.
+
+        Raises:
+            TimeoutError: It does not say so in time, as no machine has room for it.
+            OSError: It was ended meanwhile.
         """
-        return self._ray.get(self._actor.address.remote(), timeout=timeout)
+        begin, is_told = time.monotonic(), False
+        while True:
+            with self._lock:
+                if self._actor is None:
+                    raise OSError("the engine was ended while it started")
+                if self._asked is None:
+                    self._asked = self._actor.address.remote()
+                if self._ray.wait([self._asked], timeout=0)[0]:
+                    asked, self._asked = self._asked, None
+                    return self._ray.get(asked)
+            waited = time.monotonic() - begin
+            if waited > timeout:
+                raise TimeoutError
+            if waited > _TELL_S and not is_told:
+                is_told = True
+                logger.warning(
+                    "an engine has not started for %.0f s; no machine of the cluster may have cores free",
+                    waited,
+                )
+            time.sleep(_LOOK_S)
 
     def run(self, settings: WorkerSettings) -> None:
         """Runs the engine.
@@ -276,7 +301,7 @@ class RayCluster:
         try:
             try:
                 host, port, node = engine.address()
-            except ray.exceptions.GetTimeoutError as error:
+            except TimeoutError as error:
                 raise NoMachineError(
                     f"no machine of the cluster has {cpus} free cores; waited for {START_S:g} s"
                 ) from error

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,6 +71,8 @@ class StartOf:
         return self.start(self.settings)
 
 
+_LAST_START_S = 2.0
+"""Seconds that a start whose caller is cancelled is waited for."""
 NO_MACHINE_S = 1.0
 """Seconds between two starts where the cluster has no room."""
 _ENDS = ThreadPoolExecutor(32, "worker end")
@@ -92,16 +94,25 @@ async def start_in_thread(start_worker: Callable[[], Worker]) -> Worker:
     Raises:
         OSError: No process can be started.
     """
-    starting = asyncio.get_running_loop().run_in_executor(_STARTS, start_worker)
+    loop = asyncio.get_running_loop()
+    thread = _STARTS.submit(start_worker)
+    starting = asyncio.wrap_future(thread)
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
-        while not starting.done():
-            with contextlib.suppress(asyncio.CancelledError):  # waits for the start, which is short
-                await asyncio.wait({starting})
-        if starting.exception() is None:
-            starting.result().kill()
+        # most starts are short; one that waits for a machine ends when the server leaves the cluster
+        end = loop.time() + _LAST_START_S
+        while not starting.done() and (left := end - loop.time()) > 0:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({starting}, timeout=left)
+        # at once if it has started
+        thread.add_done_callback(_kill_started)
         raise
+
+
+def _kill_started(thread: Future[Worker]) -> None:
+    if thread.exception() is None:
+        thread.result().kill()
 
 
 async def start_with_patience(start_worker: Callable[[], Worker]) -> Worker:
