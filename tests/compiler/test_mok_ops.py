@@ -16,7 +16,7 @@ from max._compiler.passes.redundant_ops import drop_dead_ops, merge_equal_ops
 from max._compiler.pipeline import optimize
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, TensorType, ops
-from max.mlir import DimExpr, build, clone_module, entry, print_module, resources
+from max.mlir import DimExpr, OpSpec, build, clone_module, entry, print_module, resources, to_attr
 from max.mlir.builtin import UNKNOWN_LOC
 from max.mlir.conditions import Condition
 from max.mlir.types import ChainType
@@ -52,6 +52,9 @@ def test_a_body_reads_back(op: str) -> None:
     again = mok.parse(text)
     again.verify()
     assert str(again) == text and "mok.yield" in text
+    assert f": ({X}) -> {X} {{" in text
+    (made,) = (each for each in entry(again).block.ops if isinstance(each, mok.BodyOp))
+    assert not isinstance(made, mok.RegionOp) or made.kind == "map"
 
 
 @pytest.mark.parametrize("op", ["mok.region", "mok.once"])
@@ -165,6 +168,40 @@ def test_the_last_two_axes_are_exchanged(transpose: bool, batch: list[int]) -> N
         mok.parse(product(x, wrong, result, transpose)).verify()
     with pytest.raises(VerifyException):
         mok.parse(product(x, right, [*batch, 7, 3], transpose)).verify()
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_products_of_what_does_not_fit(transpose: bool) -> None:
+    y = [7, 5] if transpose else [5, 7]
+    mok.parse(product([2, 3, 4, 5], [2, 3, *y], [2, 3, 4, 7], transpose)).verify()
+    y = [3, *y]
+    with pytest.raises(VerifyException):
+        mok.parse(product([2, 4, 5], y, [2, 4, 7], transpose)).verify()
+    text = product([4, 5], [7, 5], [4, 7], transpose)
+    with pytest.raises(VerifyException, match="tensor"):
+        mok.parse(text.replace("!mo.tensor<[7, 5], f32, cpu:0>", "!mo.chain")).verify()
+
+
+class Products(mok.ProductsOp):
+    """An op of a backend."""
+
+    name = "mok.products"
+    spec = OpSpec("mok.products", (0, 0), None, attributes={"pairs": tuple})
+
+
+@pytest.mark.parametrize(
+    ("products", "pairs", "parts"),
+    [
+        (3, [], [(0,), (1,), (2,)]), (2, [0], [(0, 1)]), (3, [0], [(0, 1), (2,)]), (3, [1], [(0,), (1, 2)]),
+        (5, [1, 3], [(0,), (1, 2), (3, 4)]), (6, [0, 4], [(0, 1), (2,), (3,), (4, 5)]),
+    ],
+)  # fmt: skip
+def test_parts_of_products(products: int, pairs: list[int], parts: list[tuple[int, ...]]) -> None:
+    assert mok.parts_of(products, pairs) == parts
+    op = Products.create(
+        result_types=[MoTensor.get(F32, [4], DEVICE)] * products, attributes={"pairs": to_attr(pairs)}
+    )  # fmt: skip
+    assert op.parts == parts
 
 
 @pytest.mark.parametrize(

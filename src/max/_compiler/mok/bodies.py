@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class BodyOp(MoOp):
     """An op whose body uses its arguments only."""
 
+    traits = OpTraits(lambda: (IsolatedFromAbove(),))
+
     @classmethod
     def make(
         cls,
@@ -53,7 +55,9 @@ class BodyOp(MoOp):
         block = self.block
         if [a.type for a in block.args] != [v.type for v in self.operands]:
             raise VerifyException("the body's arguments differ from the operands")
-        if block.last_op is None or block.last_op.name != "mok.yield":
+        last = block.last_op
+        assert last is not None, "a block without a terminator is refused before"
+        if last.name != "mok.yield":
             raise VerifyException("the body does not end with mok.yield")
         if [v.type for v in self.results_in_body] != [v.type for v in self.results]:
             raise VerifyException("the yielded values differ from the results")
@@ -104,9 +108,7 @@ class RegionOp(BodyOp):
         None,
         attributes={"kind": str},
         pure=False,
-        hoistable=False,
     )
-    traits = OpTraits(lambda: (IsolatedFromAbove(),))
 
     @property
     def kind(self) -> str:
@@ -119,4 +121,3 @@ class OnceOp(BodyOp):
 
     name = "mok.once"
     spec = OpSpec("mok.once", (0, None), None, pure=False, borrows=True)
-    traits = OpTraits(lambda: (IsolatedFromAbove(),))
