@@ -189,7 +189,7 @@ def test_what_has_no_copy(model: Any) -> None:
     assert copy_of(model) is not None
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 10, 11, 64])
+@pytest.mark.parametrize("chunk", [1, 3, 10, 11, packed_weights.CHUNK])
 def test_a_file_holds_the_bytes_and_is_read_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:

@@ -808,9 +808,9 @@ def test_a_step_of_a_draft_model_that_fails() -> None:
         draft.execute = execute
         with pytest.raises(RuntimeError, match="no"):
             drafter.propose_all([one], [2])
+        one.update(1)
         (own,) = drafter.propose_all([one], [2])
         assert list(own) == greedy_draft(one.all_tokens.tolist(), 2)
-        one.update(1)
 
 
 def test_a_prompt_that_grows_while_it_is_read() -> None:
