@@ -15,6 +15,7 @@ from max.interfaces import RequestID
 from max.nn.kv_cache.cache_params import CacheGroup, KVCacheParams
 from max.nn.kv_cache.recurrent_state import RecurrentState
 from max.pipelines.core import TextContext
+from max.pipelines.kv_cache import manager
 from max.pipelines.kv_cache.manager import PagedKVCacheManager, load_kv_manager
 from max.pipelines.kv_cache.memory import (
     fitting_length,
@@ -255,3 +256,85 @@ def test_pools_of_groups_are_as_large_as_memory_allows(seed: int) -> None:
                 break
         if room >= least:
             assert pages(batch, room) == expected
+
+
+def test_pages_are_copied_to_the_host_and_back() -> None:
+    """Of all devices and groups; a slot keeps its copy whatever becomes of the page."""
+    arrays, used = list[np.ndarray[Any, Any]](), list[Tensor]()
+    rng = np.random.default_rng(3)
+    for shape in ((4, 2, 2, 3, 2, 4), (4, 2, 1, 3, 6, 5)):
+        arrays.append(rng.standard_normal(shape).astype(np.float32))
+        used.append(Tensor.from_numpy(arrays[-1]))
+    host = manager._HostPages(used)
+    before = [array.copy() for array in arrays]
+    host.save(1, 5)
+    host.save(2, 0)
+    for array in arrays:
+        array[:] = 0
+    host.restore(5, 3)
+    host.restore(0, 0)
+    # the slot is used again
+    for array in arrays:
+        array[1] = 7
+    host.save(1, 5)
+    host.restore(5, 2)
+    for array, own in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array[3], own[1])
+        np.testing.assert_array_equal(array[0], own[2])
+        assert (array[1:3] == 7).all()
+
+
+def test_the_right_branch_of_a_tree_moves_to_its_begin() -> None:
+    """Keys and values of all layers, groups and devices; other tokens stay."""
+    cache = cache_of()
+    arrays = filled(cache)
+    request = RequestID("a")
+    cache.pages.claim(request)
+    cache.pages.reserve(request, 12)
+    tables = [list(table) for table in cache.pages.tables(request)]
+
+    def texts() -> list[list[np.ndarray[Any, Any]]]:
+        """The tokens of the sequence, first axis, in each group and device."""
+        return [
+            [np.concatenate([array[page] for page in table], axis=2).transpose(2, 0, 1, 3, 4) for array in devices]
+            for table, devices in zip(tables, arrays, strict=True)
+        ]  # fmt: skip
+
+    for begin, tokens in ((4, [0, 1, 2]), (4, []), (4, [0, 2, 5]), (1, [3]), (5, [1, 2, 6])):
+        before = texts()
+        cache.keep_branch(request, begin, tokens)
+        for group, old_group in zip(texts(), before, strict=True):
+            for now, old in zip(group, old_group, strict=True):
+                wanted = old.copy()
+                for place, index in enumerate(tokens):
+                    wanted[begin + place] = old[begin + index]
+                np.testing.assert_array_equal(now, wanted)
+
+
+def test_a_model_without_trees_verifies_none() -> None:
+    cache = cache_of()
+    context = TextContext(tokens=np.arange(4), max_length=30)
+    cache.reserve([context], 4)
+    cache.get_runtime_inputs([context])
+    context.set_draft([5, 6], [-1, -1])
+    with pytest.raises(ValueError, match="verifies no trees"):
+        cache.get_runtime_inputs([context])
+
+
+@pytest.mark.parametrize(
+    ("swaps", "room", "warns"), [(True, 0, True), (True, 9000, False), (False, 0, False)]
+)
+def test_a_swap_area_without_memory_is_told(
+    swaps: bool, room: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = KVCacheParams(
+        DType.float32, 2, 4, page_size=3, enable_prefix_caching=True, enable_kvcache_swapping_to_host=swaps,
+        host_kvcache_swap_space_gb=1.0,
+    )  # fmt: skip
+    cache = load_kv_manager(
+        params, max_batch_size=1, max_seq_len=6, num_layers=2, devices=[CPU()], page_size=3,
+        host_memory=2 * 2 * 2 * 3 * 2 * 4 * 4 + room, session=None,  # pyright: ignore[reportArgumentType]
+    )  # fmt: skip
+    told = [record for record in caplog.records if "no memory is left for pages" in record.message]
+    assert bool(told) is warns
+    assert (cache.pages.pools[0].swap is not None) is (swaps and not warns)
