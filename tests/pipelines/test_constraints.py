@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 from max.interfaces import GenerationStatus
 from max.pipelines import TextContext
 from max.pipelines.core.exceptions import GrammarsWaitError, InputError
-from max.pipelines.structured import constraint, grammar, step_masks
+from max.pipelines.structured import call_masks, constraint, grammar, step_masks
 from max.pipelines.structured.constraint import Constraints, grammar_of, is_constrained
 from max.pipelines.structured.known_masks import late_matcher
 from max.pipelines.structured.step_masks import (
@@ -477,3 +478,116 @@ def test_a_row_that_waits_for_the_processor_is_not_late(monkeypatch: pytest.Monk
     monkeypatch.setattr(step_masks, "MASK_S", 0.05)
     masks, failed = step(MaskThread(), [Waits(3)])
     assert masks.result().tolist() == [[3, 3]] and not failed
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="no clock of threads")
+def test_each_row_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Works(Row):
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+            end = time.thread_time() + 0.04
+            while time.thread_time() < end:
+                pass
+            super().unsafe_compute_mask_ptr(pointer, size)
+
+    monkeypatch.setattr(step_masks, "MASK_S", 0.1)
+    masks, failed = step(MaskThread(), [Works(n) for n in range(5)])
+    assert masks.result().tolist() == [[n, n] for n in range(5)] and not failed
+
+
+class Scripted:
+    """A matcher that is told how a token goes."""
+
+    def __init__(
+        self, accepts: tuple[bool, bool] = (False, False), follows: Any = True, error: bool = False
+    ) -> None:
+        self.accepts, self.follows, self.error = accepts, follows, error
+        self.consumed: list[int] = []
+
+    def is_error(self) -> bool:
+        return self.error
+
+    def is_accepting(self) -> bool:
+        return self.accepts[bool(self.consumed)]
+
+    def get_error(self) -> str:
+        return "the reason"
+
+    def consume_token(self, token: int) -> bool:
+        self.consumed.append(token)
+        if isinstance(self.follows, BaseException):
+            raise self.follows
+        return self.follows
+
+
+@pytest.mark.parametrize(
+    ("token", "matcher", "consumes", "problem"),
+    [
+        # the end of an answer that is complete is no part of it
+        (9, Scripted((True, True)), False, None),
+        (9, Scripted((True, False), follows=False, error=True), True, "the reason"),
+        # an end token that completes the answer, or stands within it
+        (9, Scripted((False, True)), True, None),
+        (9, Scripted((False, False)), True, "it needs the end token 9 within the answer"),
+        (9, Scripted((False, False), follows=False), True, "the reason"),
+        # other tokens
+        (5, Scripted((True, True)), True, None),
+        (5, Scripted((False, False)), True, None),
+        (5, Scripted((True, True), follows=False), True, "the reason"),
+        (5, Scripted(follows=panic()), True, ""),
+    ],
+)
+def test_what_a_token_does_to_an_answer(
+    token: int, matcher: Scripted, consumes: bool, problem: str | None
+) -> None:
+    request = context(9)
+    request.set_matcher(matcher)
+    request.update(token)
+    status = request.status
+    Constraints(Delegate()).advance(request, token)
+    assert matcher.consumed == [token] * consumes
+    if problem is None:
+        assert request.status is status and request.failure is None
+        return
+    assert request.status is GenerationStatus.CANCELLED
+    assert isinstance(request.failure, InputError) and problem in request.failure.problem
+
+
+def test_the_masks_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are known, or a thread's that follows copies: requests follow their tokens after the call."""
+
+    class Copied:
+        def __init__(self, of: object = None) -> None:
+            self.of = of
+
+        def deep_copy(self) -> Copied:
+            return Copied(self)
+
+        copy = deep_copy
+
+    matcher, runs = Copied(), Copied()
+    runs.run = Copied()  # type: ignore[attr-defined]
+    batch = [context(9), context(9), context(8)]
+    batch[0].set_matcher(matcher)
+    batch[1].set_matcher(runs)
+    constraints, memory, kept = Constraints(Delegate()), object(), object()
+    ready: list[Any] = [None, "ready"]
+    asked: list[Any] = []
+
+    def of(thread: Any, rows: Any, *more: Any) -> Any:
+        asked.append([(row.matcher, row.jumps, row.ends, row.run) for row in rows])
+        assert more == (memory, 4)
+        return ready.pop(0)
+
+    calls = SimpleNamespace(
+        FollowedRow=call_masks.FollowedRow, ReadyMasks=SimpleNamespace(of=of), CallMasks=lambda *given: given
+    )  # fmt: skip
+    monkeypatch.setattr(constraint, "call_masks", calls)
+    thread, rows, *more = constraints.call_masks(batch, [True, False, True], memory, kept, 4)  # type: ignore[arg-type]
+    assert more == [memory, kept] and thread is constraints._thread
+    assert asked == [
+        [(matcher, True, {9}, None), (runs, False, {9}, runs.run), (None, True, {8}, None)]
+    ]  # type: ignore[attr-defined]
+    assert [getattr(row.matcher, "of", None) for row in rows] == [matcher, runs, None]
+    assert [getattr(row.run, "of", None) for row in rows] == [None, runs.run, None]  # type: ignore[attr-defined]
+    assert [one.matcher for one in batch] == [matcher, runs, None]
+    assert constraints.call_masks(batch, [True, False, True], memory, kept, 4) == "ready"  # type: ignore[arg-type]
