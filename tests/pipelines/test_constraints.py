@@ -323,6 +323,16 @@ def test_rows_that_fail_leave_the_others() -> None:
     assert not failed
 
 
+def test_a_row_that_fails_amid_its_mask_allows_all() -> None:
+    class Torn(Row):
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+            super().unsafe_compute_mask_ptr(pointer, size)
+            raise panic()
+
+    masks, failed = step(MaskThread(), [Row(1), Torn(2)])
+    assert masks.result().tolist() == [[1, 1], [-1, -1]] and [*failed] == [1]
+
+
 def test_a_row_that_takes_too_long_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_masks, "MASK_S", 0.05)
     thread, go = MaskThread(), threading.Event()
