@@ -352,6 +352,48 @@ def test_a_row_that_takes_too_long_fails_alone(monkeypatch: pytest.MonkeyPatch) 
         go.set()
 
 
+def test_any_row_may_be_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has written of its mask does not count, and rows that have failed before it stay so."""
+
+    class Torn(Row):
+        def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+            ctypes.memmove(pointer, np.full(size // 4, self.line, np.int32).tobytes(), size)
+            super().unsafe_compute_mask_ptr(pointer, size)
+
+    monkeypatch.setattr(step_masks, "MASK_S", 0.05)
+    thread = MaskThread()
+    for slow, rows in ((0, [Row(5), Row(6)]), (1, [Row(1, error=panic()), Row(2), Row(3)])):
+        go = threading.Event()
+        rows[slow] = Torn(9, go)
+        masks, failed = step(thread, rows)
+        first = masks._work
+        try:
+            wanted = [-1 if row.error or row.waits else row.line for row in rows]
+            assert masks.result().tolist() == [[line, line] for line in wanted]
+            assert sorted(failed) == [at for at, line in enumerate(wanted) if line == -1]
+        finally:
+            go.set()
+        # it ends just when it is given up
+        assert first.finished.wait(10)
+        again = failed.copy()
+        masks._give_up(first)
+        assert failed == again and masks.result().tolist() == [[line, line] for line in wanted]
+
+
+def test_a_grammar_without_a_first_token_is_not_followed() -> None:
+    class Nothing(Row):
+        def deep_copy(self) -> Nothing:
+            return self
+
+        def is_error(self) -> bool:
+            return False
+
+        def consume_token(self, token: int) -> bool:
+            raise AssertionError(token)
+
+    Constraints(Delegate())._check_beginning(Nothing(0))
+
+
 def test_what_is_left_alone_holds_up_the_next_work_for_a_mask_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
