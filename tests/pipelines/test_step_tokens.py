@@ -393,6 +393,8 @@ def test_inputs_of_a_batch_are_advanced() -> None:
         assert made is kept
         for own, other in zip(made, expected, strict=True):
             np.testing.assert_array_equal(own.to_numpy(), other.to_numpy())
+    inputs.of_cache(batch, 1)
+    assert calls[-1] == ("advance", 4)
     # another batch has its own
     inputs.of_cache(batch[:1], 1)
     assert calls[-1] == ("new",)
