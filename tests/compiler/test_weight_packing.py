@@ -14,7 +14,13 @@ from xdsl.utils.exceptions import VerifyException
 
 from max import kernel as k
 from max import mlir
-from max._backends.cpu.packing import CPU_PACKING, NO_PACKING, Packing, packing_of
+from max._backends.cpu.packing import (
+    CPU_PACKING,
+    NO_PACKING,
+    Packing,
+    has_narrow_groups,
+    packing_of,
+)
 from max._backends.cpu.passes.int8_filters import Int8ConvOp, PackInt8FilterOp
 from max._backends.cpu.passes.pack import pack_weights
 from max._config import flags
@@ -278,6 +284,10 @@ def test_filters_are_packed_once() -> None:
 def test_filters_that_stay(build: Callable[[Value], Any]) -> None:
     assert packed(build, shape=IMAGE) == []
     assert packed(lambda x: convolved(x, 3, 3, 4, 6), shape=IMAGE, packing=NO_PACKING) == []
+    narrow = replace(CPU_PACKING, narrow_channels={F32: 4})
+    groups = lambda x: convolved(x, 3, 3, 2, 4, groups=2)  # noqa: E731
+    assert packed(groups, shape=IMAGE, packing=narrow) == []
+    assert packed(groups, shape=IMAGE, packing=CPU_PACKING) != []
     only = replace(CPU_PACKING, filters=frozenset({BF16}))
     assert packed(lambda x: convolved(x, 3, 3, 4, 6), shape=IMAGE, packing=only) == []
 
@@ -425,7 +435,29 @@ AVX512 = {"avx2", "avx512f", "avx512bw", "avx512vl"}
 def test_what_a_processor_decodes_fast(features: set[str], coded: dict[DType, str]) -> None:
     """Codes of a byte need a lookup of a whole vector, and 512 bits or products of pairs."""
     target = k.CPUTarget(frozenset(features), "x86_64-unknown-linux-gnu", "x86-64")
-    assert packing_of(target) == replace(CPU_PACKING, codings=coded)
+    packing = packing_of(target)
+    assert packing == replace(CPU_PACKING, codings=coded, narrow_channels=packing.narrow_channels)
+
+
+@pytest.mark.parametrize(
+    ("features", "lanes", "paired"),
+    [
+        (set(), 4, 4),
+        ({"avx2", "fma"}, 8, 8),
+        (AVX512, 16, 16),
+        ({*AVX512, "avx512bf16"}, 16, 8),
+    ],
+)
+def test_groups_that_share_a_vector(features: set[str], lanes: int, paired: int) -> None:
+    """As many channels as a vector has sums; half of them where an instruction multiplies pairs of channels."""
+    target = k.CPUTarget(frozenset(features), "x86_64-unknown-linux-gnu", "x86-64")
+    narrow = packing_of(target).narrow_channels
+    assert narrow == {F32: lanes, DType.float16: lanes, BF16: paired}
+    for channels, columns, groups, expected in (
+        (1, 40, 40, True), (4, 36, 9, True), (3, 9, 3, False), (4, 8, 4, False), ("c", 4, 4, False),
+        (lanes, 2 * lanes, 2, True), (2 * lanes, 4 * lanes, 2, False),
+    ):  # fmt: skip
+        assert has_narrow_groups((3, 3, channels, columns), groups, lanes) is expected
 
 
 def test_arm64_decodes_what_has_products_of_pairs() -> None:

@@ -22,6 +22,11 @@ from max.dtype import DType
 from tests.cpu_kernels.harness import run
 from tests.tolerance import assert_close
 
+GROUPS = (
+    (1, 1, 5), (1, 1, 40), (1, 2, 3), (2, 2, 11), (4, 4, 9), (8, 8, 3), (16, 16, 3), (3, 5, 2), (4, 33, 2), (7, 70, 1),
+    (90, 9, 1),
+)  # fmt: skip
+"""Channels and columns of a group, and groups."""
 DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16, np.float64, np.int32)
 
 
@@ -98,9 +103,7 @@ def cases(draw: st.DrawFn) -> Case:
         for i, (t, d) in enumerate(zip(taps, dilation, strict=True))
     ]
     sizes = tuple(n + draw(st.integers(0, 9 if spatial == 2 else 3)) for n in least)
-    channels, columns, groups = draw(
-        st.sampled_from(((1, 1, 5), (1, 1, 40), (1, 2, 3), (3, 5, 2), (4, 33, 2), (7, 70, 1), (90, 9, 1)))
-    )  # fmt: skip
+    channels, columns, groups = draw(st.sampled_from(GROUPS))
     return Case(
         draw(st.integers(1, 2)), sizes, taps, channels, columns, groups, each(1, 3), dilation,
         padding, draw(st.sampled_from(DTYPES)),
@@ -127,6 +130,15 @@ def test_random(case: Case, packed: bool, machine: str, workers: int) -> None:
 @CASES
 def test_random_long(**drawn: Any) -> None:
     test_random.hypothesis.inner_test(**drawn)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("machine", ["host", "avx2"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("channels", "groups"), [(2, 11), (4, 9), (8, 3), (16, 2)])
+def test_narrow_groups(channels: int, groups: int, dtype: Any, machine: str) -> None:
+    """Vectors of several groups, the last one in part; tiles of all heights, and taps in the padding."""
+    case = Case(2, (6, 17), (3, 2), channels, channels, groups, (2, 1), (1, 2), (1, 1, 2, 0), dtype)
+    case.check(packed=False, machine=machine, workers=2)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16])

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from typing import Any
 
 from max import kernel as k
 from max._dataclass import dataclass
 from max.dtype import DType
 
-__all__ = ["CPU_PACKING", "NO_PACKING", "Packing", "packing_of"]
+__all__ = [
+    "CPU_PACKING",
+    "NO_PACKING",
+    "Packing",
+    "has_narrow_groups",
+    "narrow_channels",
+    "packing_of",
+]
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,8 @@ class Packing:
         quantized: Encodings of quantized weights that are packed.
         int8: Whether weights of 8-bit integers are packed.
         int8_filters: Whether filters of 8-bit integers are; else their convolutions become products.
+        narrow_channels: The channels up to which groups of a convolution are narrow, by dtype; see
+            `has_narrow_groups`. Filters of narrow groups are not packed.
         min_size: A dense weight with fewer rows or columns is not packed: its panels would be mostly padding.
         streamed_bytes: Packed weights of a graph of at least this size are not expected to stay in caches between
             executions.
@@ -33,6 +43,7 @@ class Packing:
     quantized: frozenset[str] = frozenset()
     int8: bool = False
     int8_filters: bool = False
+    narrow_channels: Mapping[DType, int] = field(default_factory=dict[DType, int])
     min_size: int = 8
     streamed_bytes: int = 32 << 20
     codings: Mapping[DType, str] = field(default_factory=dict[DType, str])
@@ -70,4 +81,37 @@ def packing_of(target: k.Target) -> Packing:
     # an instruction multiplies four bytes a lane; matrix tiles are faster, and multiply copied patches
     by_bytes = bool(target.dot_i8_lanes(width)) or target.signed_bytes
     int8_filters = by_bytes and not target.tile_products
-    return replace(CPU_PACKING, codings=coded, int8_filters=int8_filters)
+    narrow = {dtype: narrow_channels(target, dtype) for dtype in CPU_PACKING.filters}
+    return replace(CPU_PACKING, codings=coded, int8_filters=int8_filters, narrow_channels=narrow)
+
+
+def narrow_channels(target: k.Target, dtype: DType) -> int:
+    """The channels up to which the columns of several groups share a vector.
+
+    What strips of 32 columns leave empty costs more than a shuffle for each product.
+
+    Args:
+        target: The target.
+        dtype: Element type of the filter.
+    """
+    lanes = target.vector_bits // 8 // max(dtype.size_in_bytes, 4)
+    # an instruction multiplies two channels a lane
+    paired = dtype is DType.bfloat16 and target.dot_bf16_lanes(lanes)
+    return lanes // 2 if paired else lanes
+
+
+def has_narrow_groups(shape: Sequence[Any], groups: int, limit: int) -> bool:
+    """Whether the groups of a convolution have as many columns as channels, and vectors hold whole groups.
+
+    Args:
+        shape: The shape of the filter `[taps…, channels of a group, columns]`.
+        groups: Groups of channels.
+        limit: The channels that a narrow group may have, a power of two.
+    """
+    channels, columns = shape[-2:]
+    return (
+        isinstance(channels, int)
+        and columns == channels * groups
+        and 0 < channels <= limit
+        and limit % channels == 0
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from xdsl.ir import Block, SSAValue
 
 from max._backends.backend import RunsHere
-from max._backends.cpu.packing import NO_PACKING, Packing
+from max._backends.cpu.packing import NO_PACKING, Packing, has_narrow_groups
 from max._backends.cpu.passes.packed_ops import PackedMatmulOp, PackOp, static_bytes
 from max._compiler.analysis.layout import Layout
 from max._compiler.analysis.shapes import shape_of, view_layout
@@ -176,7 +176,7 @@ def _int8(value: SSAValue, result: SSAValue) -> SSAValue | None:
 
 
 def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Packing) -> None:
-    """Packs the filters of convolutions; depthwise filters (one channel and column per group) are not packed."""
+    """Packs the filters of convolutions but those of narrow groups, such as depthwise ones."""
     packed: dict[tuple[SSAValue, int], SSAValue] = {}
     transformed: dict[SSAValue, SSAValue] = {}
     for op in convolutions:
@@ -188,7 +188,7 @@ def _pack_filters(convolutions: list[MoOp], constant: set[SSAValue], packing: Pa
         shape = w.type.static_shape
         if 0 in shape or w.type.dtype not in packing.filters:
             continue
-        if shape[-2] == 1 and shape[-1] == groups:
+        if has_narrow_groups(shape, groups, packing.narrow_channels.get(w.type.dtype, 1)):
             continue
         if flags.MAX_WINOGRAD and winograd_ops.fits_winograd(op):
             if w not in transformed:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.convolution.convolve import MAX_RUNS, convolve
-from max._backends.cpu.kernels.convolution.depthwise import depthwise
 from max._backends.cpu.kernels.convolution.filters import (
     Filter,
     conv_tiling,
@@ -24,10 +23,12 @@ from max._backends.cpu.kernels.convolution.filters import (
     pack_strips,
 )
 from max._backends.cpu.kernels.convolution.inputs import image_axes, pad_input, padded_sizes
+from max._backends.cpu.kernels.convolution.narrow_groups import narrow_groups
 from max._backends.cpu.kernels.convolution.patches import MAX_TAPS, RunTimeSteps, Steps, Window
 from max._backends.cpu.kernels.products.blocking import is_long
 from max._backends.cpu.kernels.tiles.strips import COLUMNS, Results, identity
 from max._backends.cpu.kernels.tiles.tiling import Tiling
+from max._backends.cpu.packing import has_narrow_groups, narrow_channels
 from max._backends.kernel_call import (
     Arg,
     KernelCall,
@@ -254,7 +255,7 @@ def _lower_conv(
     attributes: Mapping[str, Any],
     target: k.Target,
 ) -> KernelCall:
-    """The call for `mo.conv`, whose filter is packed in the launch; depthwise filters have their own kernel."""
+    """The call for `mo.conv`, whose filter is packed in the launch; narrow groups have their own kernel."""
     x, weight = operands
     rank, groups = len(x.shape), int(attributes["groups"])
     steps = _steps(attributes, rank)
@@ -264,9 +265,11 @@ def _lower_conv(
         view("operand", 0, x, image_axes(rank), static=False),
         view("operand", 1, weight, taps, static=False),
     ]
-    if weight.shape[-2] == 1 and weight.shape[-1] == groups:
-        # groups have one channel and one column
-        return KernelCall(depthwise, tuple(args), {"steps": steps}, epilogue=True)
+    lanes = target.width(k.scalar_type(sum_dtype(x.dtype, weight.dtype)))
+    limit = min(narrow_channels(target, weight.dtype), lanes)
+    if has_narrow_groups(weight.shape, groups, limit):
+        params = {"steps": steps, "group": weight.shape[-2]}
+        return KernelCall(narrow_groups, tuple(args), params, epilogue=True)
     pairs = weight.dtype in (DType.bfloat16, DType.float16)
     depth = product(weight.shape[:-1])
     kind = weight.dtype if pairs else sum_dtype(x.dtype, weight.dtype)

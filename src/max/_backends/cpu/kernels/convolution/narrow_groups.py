@@ -1,8 +1,17 @@
-"""Depthwise convolutions, where each channel is a group: channels are the lanes, and the filter is not packed.
+"""Convolutions of narrow groups, as many channels in as out, of which depthwise ones have one: channels are the lanes.
+
+A vector holds the columns of whole groups. Each of its lanes is multiplied by a channel of its own group, which one
+shuffle of the vector of the same channels of the input gives::
+
+    groups of 4, channel 1 of each   x │ 0 1 2 3 │ 4 5 6 7 │ …  →  │ 1 1 1 1 │ 5 5 5 5 │ …
+
+Strips of 32 columns, as other convolutions have, would hold zeros but for the columns of one group. The filter is not
+packed: its rows `[…, channel, columns]` are these factors.
 
 A task is a line of the result. It goes tile by tile of up to 8 positions and a vector of channels, whose sums stay in
-registers through all taps: 8 accumulators, a factor and an element. The input is read in place: taps in the padding are
-left out, and positions that have some are tiles of their own. Neighboring columns stay in the L1 cache from tap to tap.
+registers through all taps: 8 accumulators, a factor, an element, and with groups 8 vectors of the input. The input is
+read in place: taps in the padding are left out, and positions that have some are tiles of their own. Neighboring
+columns stay in the L1 cache from tap to tap.
 """
 
 from __future__ import annotations
@@ -60,13 +69,34 @@ def sum_type(*dtypes: Any) -> Any:
 
 
 @k.inline
-def depthwise_tile(
+def channel_of_groups(a: Channels, at: k.Value, channel: int, group: int, width: int) -> Any:
+    """For each lane a channel of its group.
+
+    Args:
+        a: The input.
+        at: The element of the first lane.
+        channel: The channel, from 0 on.
+        group: Channels of a group, at most `width`, of which it is a divisor.
+        width: Lanes of a vector.
+    """
+    if group == width:
+        # a vector is one group, and has no mask
+        return k.splat(a.elements[at + channel], width)
+    v = a.elements.load(at, width=width, mask=a.mask)
+    if group == 1:
+        return v
+    return k.shuffle(v, None, [i // group * group + channel for i in k.static_range(width)])
+
+
+@k.inline
+def narrow_tile(
     results: Results,
     row: k.Value,
     a: Channels,
     weight: k.View,
     taps: Taps,
     height: int,
+    group: int,
     sums_dtype: k.ScalarType,
 ) -> None:
     """Computes a vector of channels for `height` neighboring positions.
@@ -75,9 +105,10 @@ def depthwise_tile(
         results: The result `[rows, C]`, the epilogue and its views.
         row: The first position's row.
         a: The input.
-        weight: `[Q, R, S, 1, C]`.
+        weight: `[Q, R, S, group, C]`.
         taps: The taps that are read, the same for all positions.
         height: Positions of the tile.
+        group: Channels of a group.
         sums_dtype: The dtype of the sums.
     """
     width, first, mask = results.width, a.first, a.mask
@@ -86,28 +117,30 @@ def depthwise_tile(
         for r in range(taps.begin[1], taps.end[1]):
             line = a.origin + q * taps.step[0] + r * taps.step[1] + first
             for s in range(taps.begin[2], taps.end[2]):
-                factor = weight.load(q, r, s, 0, first, width=width, mask=mask)
-                factor = k.cast(factor, sums_dtype)
                 at = line + s * taps.step[2]
-                for i in k.static_range(height):
-                    v = a.elements.load(at + i * a.stride, width=width, mask=mask)
-                    sums[i] = multiply_add(sums[i], k.cast(v, sums_dtype), factor)
+                for channel in k.static_range(group):
+                    factor = weight.load(q, r, s, channel, first, width=width, mask=mask)
+                    factor = k.cast(factor, sums_dtype)
+                    for i in k.static_range(height):
+                        v = channel_of_groups(a, at + i * a.stride, channel, group, width)
+                        sums[i] = multiply_add(sums[i], k.cast(v, sums_dtype), factor)
     for i in k.static_range(height):
         value = results.epilogue(sums[i], row + i, first, mask, results.extra)
         results.out.store(row + i, first, value=value, mask=mask)
 
 
 @k.kernel
-def depthwise(
+def narrow_groups(
     out: k.Output,
     x: k.Input,
     weight: k.Input,
     *extra: k.Input,
     ctx: k.Context,
     steps: Steps,
+    group: int,
     epilogue: Any = identity,
 ) -> None:
-    """`conv` where each channel is a group with one channel in the result: `weight` is `[Q, R, S, 1, C]`."""
+    """`conv` where a group has `group` channels and as many columns: `weight` is `[Q, R, S, group, C]`."""
     sums = sum_type(x.dtype, weight.dtype)
     width = ctx.target.width(sums)
     stride, dilation, padding = steps
@@ -144,6 +177,6 @@ def depthwise(
                         a = Channels(
                             elements, origin + column * channels, stride[2] * channels, c, mask
                         )
-                        depthwise_tile(results, row + w, a, weight, taps, height, sums)
+                        narrow_tile(results, row + w, a, weight, taps, height, group, sums)
                     done = k.i64(height)
             w += done
