@@ -339,3 +339,10 @@ def test_limits_beyond_the_context_are_those_of_the_context(http, limit: int) ->
     body = {"max_tokens": limit, "ignore_eos": True, "prompt": [5] * (length - 20)}
     usage = ask(http, COMPLETIONS, body).json()["usage"]
     assert usage["completion_tokens"] == 20
+
+
+def test_unknown_fields_are_named_with_their_places() -> None:
+    asked: dict[str, Any] = {"messages": ASK, "stream": True}
+    assert ChatCompletionRequest.model_validate(asked).unknown_fields == ""
+    asked |= {"zz": 1, "stream_options": {"include_usage": True, "q": 1}}
+    assert ChatCompletionRequest.model_validate(asked).unknown_fields == "stream_options.q, zz"

@@ -35,7 +35,9 @@ class StrictBody(BaseModel):
     def _unknown_names(self) -> Collection[str]:
         names = [*(self.model_extra or {})]
         # of objects within, with their place; messages stay dictionaries, whose further fields the template gets
-        for field, value in self.__dict__.items():
+        # of those that the body gives: a route has some seventy
+        for field in self.model_fields_set:
+            value = self.__dict__.get(field)
             items = value if isinstance(value, list) else (value,)
             # lists have items of one type, so the first one tells
             if items and isinstance(items[0], StrictBody):
