@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from max.pipelines.generation.process.events import TokensGenerated
 from max.pipelines.generation.process.service import serve
 from max.pipelines.scheduler import SchedulerLimits
 from max.serve.process.settings import WatchLimits, WorkerSettings
-from max.serve.remote import autoscaler, connections, host
+from max.serve.remote import autoscaler, connections, host, ray_cluster
 from max.serve.remote.autoscaler import Autoscaler, Load, ScaleDecision, ScalePolicy
 from max.serve.remote.cluster import Node
 from max.serve.remote.connections import Acceptor, accept, close_listener, connect, listen
@@ -30,6 +32,8 @@ from max.serve.remote.host import EngineHost
 from max.serve.remote.ray_cluster import RayCluster
 from max.serve.remote.worker import RemoteWorker
 from max.serve.worker.client import EngineClient, EngineState
+from max.serve.worker.engine_state import NoMachineError
+from max.serve.worker.started_worker import refused_start
 from tests.pipelines.counting_pipeline import CountingPipeline, expected
 from tests.serve.test_engine_client import Workers, _all, until
 
@@ -340,6 +344,66 @@ def test_a_long_request_does_not_keep_a_replica(monkeypatch: pytest.MonkeyPatch)
             await client.close(finish=False, timeout=0.1)
 
     asyncio.run(whole())
+
+
+class FakeRay:
+    """A cluster whose actors say where they are, or why they cannot, when the test lets them.
+
+    Args:
+        error: What they say; None: they are not started.
+    """
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.killed = error, 0
+
+    def remote(self, *_: Any) -> Any:
+        actor = SimpleNamespace(address=SimpleNamespace(remote=lambda: "address"))
+        started = SimpleNamespace(remote=lambda *_: actor)
+        return SimpleNamespace(options=lambda **_: started)
+
+    def wait(self, asked: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        assert timeout == 0
+        return (asked, []) if self.error is not None else ([], asked)
+
+    def get(self, asked: Any) -> Any:
+        assert asked == "address" and self.error is not None
+        raise self.error
+
+    def kill(self, *_: Any, **__: Any) -> None:
+        self.killed += 1
+
+    def shutdown(self) -> None: ...
+
+
+def cluster_of(ray: FakeRay) -> RayCluster:
+    cluster = RayCluster.__new__(RayCluster)
+    cluster._ray, cluster._engines, cluster._excluded = ray, set(), set()
+    cluster._outlives, cluster._started, cluster._is_closed, cluster.cpus = True, True, False, 3
+    cluster.nodes = lambda: [Node("aa", "10.0.0.1", 3, True)]  # pyright: ignore[reportAttributeAccessIssue]
+    return cluster
+
+
+def test_an_engine_that_no_machine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is a line that says what to do, and the wait ends with the server."""
+    stacks = RuntimeError("The actor died\n  File x\nModuleNotFoundError: No module named 'max'\n")
+    ray = FakeRay(stacks)
+    with pytest.raises(OSError) as caught:
+        cluster_of(ray).start_worker(WorkerSettings({}))
+    told = refused_start(caught.value)
+    assert told.problem.endswith(
+        "starts no engine of 3 cores: ModuleNotFoundError: No module named 'max'"
+    )
+    assert "same version" in told.remedy and ray.killed == 1
+    monkeypatch.setattr(ray_cluster, "START_S", 0.1)
+    with pytest.raises(NoMachineError, match="3 free cores") as caught:
+        cluster_of(FakeRay()).start_worker(WorkerSettings({}))
+    assert "fewer replicas" in refused_start(caught.value).remedy
+    monkeypatch.setattr(ray_cluster, "START_S", 300)
+    cluster = cluster_of(FakeRay())
+    threading.Timer(0.2, cluster.close).start()
+    with pytest.raises(OSError, match="ended while it started"):
+        cluster.start_worker(WorkerSettings({}))
+    assert "ulimit" in refused_start(OSError(11, "no process")).remedy
 
 
 def test_the_machines_of_an_engine() -> None:

@@ -20,7 +20,7 @@ from max.serve.worker.answer_checks import AnswerChecks
 from max.serve.worker.client import EngineClient
 from max.serve.worker.config import served_config
 from max.serve.worker.placement import replica_settings
-from max.serve.worker.started_worker import StartOf, Worker, start_in_thread
+from max.serve.worker.started_worker import StartOf, Worker, refused_start, start_in_thread
 
 logger = logging.getLogger("max.serve")
 
@@ -65,7 +65,7 @@ async def load_model(
     starts = [StartOf(start_worker, each.settings) for each in known]
     engine = EngineClient(
         starts[0],
-        worker or await start_in_thread(partial(start_known, known[0], starts[0], adopt)),
+        worker or await _start(known[0], starts[0], adopt),
         settings.watch,
         is_single=len(shares) == 1 and settings.max_replicas is None,
         number=known[0].number,
@@ -73,7 +73,7 @@ async def load_model(
     try:
         # the first one has started already, so the others load beside it
         for each, start in list(zip(known, starts, strict=True))[1:]:
-            started = await start_in_thread(partial(start_known, each, start, adopt))
+            started = await _start(each, start, adopt)
             engine.add_replica(start, started, each.number)
         if last is not None:
             for replica in engine.replicas:
@@ -94,6 +94,18 @@ async def load_model(
         # a load that fails or is cancelled leaves no worker behind
         await engine.close(finish=False, timeout=2.0)
         raise
+
+
+async def _start(known: KnownEngine, start: StartOf, adopt: Adopt) -> Worker:
+    """Starts an engine, or takes it over.
+
+    Raises:
+        ConfigError: None can be started.
+    """
+    try:
+        return await start_in_thread(partial(start_known, known, start, adopt))
+    except OSError as error:
+        raise refused_start(error) from error
 
 
 async def model_of(

@@ -119,7 +119,7 @@ class _Engine:
         # guards both: a handle that is used or freed after Ray has ended would end this process
         self._lock = threading.Lock()
 
-    def address(self, timeout: float = START_S) -> tuple[str, int, str]:
+    def address(self, timeout: float) -> tuple[str, int, str]:
         """Its address, as :meth:`EngineActor.address` returns it.
 
         Args:
@@ -300,7 +300,7 @@ class RayCluster:
         engine = self._note(_Engine(ray, actor))
         try:
             try:
-                host, port, node = engine.address()
+                host, port, node = engine.address(START_S)
             except TimeoutError as error:
                 raise NoMachineError(
                     f"no machine of the cluster has {cpus} free cores; waited for {START_S:g} s"
@@ -313,7 +313,9 @@ class RayCluster:
             self._end(engine)
             if isinstance(error, OSError):
                 raise
-            raise OSError(f"the cluster starts no engine of {cpus} cores: {error}") from error
+            # before it, Ray shows stacks of other machines
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+            raise OSError(f"the cluster starts no engine of {cpus} cores: {reason}") from error
         return worker
 
     def adopt(self, known: KnownEngine, silence_s: float) -> RemoteWorker:

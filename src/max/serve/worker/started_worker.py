@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from max.pipelines.core.exceptions import ConfigError
 from max.serve.process.settings import WorkerSettings
 from max.serve.worker.engine_state import NoMachineError
 from max.serve.worker.life_signs import Signs
@@ -130,6 +131,22 @@ async def start_with_patience(start_worker: Callable[[], Worker]) -> Worker:
         except NoMachineError as error:
             logger.error("%s; it is tried again", error)
             await asyncio.sleep(NO_MACHINE_S)
+
+
+def refused_start(error: OSError) -> ConfigError:
+    """What a user is told where the first worker of a replica cannot be started.
+
+    Args:
+        error: Why.
+    """
+    if isinstance(error, NoMachineError):
+        remedy = "Start machines that have them, or ask for fewer replicas or cores."
+    elif error.errno is None:
+        remedy = "Each machine of the cluster needs the same version of supremum[serve,ray]."
+    else:
+        remedy = "Check the free memory, and the limits of processes and open files (`ulimit -a`)."
+    reason = error.strerror or error
+    return ConfigError(f"the worker process cannot be started: {reason}", remedy)
 
 
 async def end_in_thread(worker: Worker, timeout: float | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from max.entrypoints.cli.errors import CommandError, StoppedError, report
+from max.entrypoints.cli.errors import StoppedError, report
 from max.entrypoints.cli.progress import Progress, is_live
 from max.serve.process.settings import DeployedModel, ServerSettings, WorkerSettings
 
@@ -97,10 +97,9 @@ def run_plan(plan: ServePlan, listener: socket.socket, guard: Any = None) -> Non
     try:
         worker = _first_worker(plan, cluster, guard)
     except OSError as error:
-        raise CommandError(
-            f"the worker process cannot be started: {error.strerror or error}",
-            "Check the free memory, and the limits of processes and open files (`ulimit -a`).",
-        ) from error
+        from max.serve.worker.started_worker import refused_start
+
+        raise refused_start(error) from error
     progress = _ServeProgress(config.get("served_model_name") or config["model_path"], worker.signs)
     try:
         from max.serve.process.server import FirstModel, run_server
