@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import socket
 import subprocess
@@ -404,6 +405,19 @@ def test_an_engine_that_no_machine_starts(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(OSError, match="ended while it started"):
         cluster.start_worker(WorkerSettings({}))
     assert "ulimit" in refused_start(OSError(11, "no process")).remedy
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() != 0, reason="needs the right to run earlier"
+)
+def test_an_actor_does_not_run_after_all_other_work() -> None:
+    """Ray starts actors with a niceness of 15, with which an engine on a busy machine does not go on."""
+    code = (
+        "import os; os.nice(3); from max.serve.remote.ray_cluster import EngineActor\n"
+        "EngineActor(b'k' * 32, 0)._host.close(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.split() == [str(os.getpriority(os.PRIO_PROCESS, 0))], done.stderr
 
 
 def test_the_machines_of_an_engine() -> None:

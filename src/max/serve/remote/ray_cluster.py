@@ -63,14 +63,21 @@ class EngineActor:
 
     def __init__(self, key: bytes, cpus: int, outlives_owner: bool = False) -> None:
         self._cores = ClaimedCores(cpus)
-        # before the engine's threads start, which inherit it
-        if self._cores.cores:
-            os.sched_setaffinity(0, self._cores.cores)
+        self._take_cores()
         self._host = EngineHost(key)
         self._outlives_owner = outlives_owner
         self._ended = threading.Event()
         if outlives_owner:
             threading.Thread(target=self._end_alone, name="owner", daemon=True).start()
+
+    def _take_cores(self) -> None:
+        """Lets this thread, and those that it starts, run on the engine's cores, and as Ray itself does."""
+        if self._cores.cores:
+            os.sched_setaffinity(0, self._cores.cores)
+        # Ray starts actors with a niceness of 15; less needs a right, or `RAY_worker_niceness=0 ray start`
+        with contextlib.suppress(OSError):
+            of_ray = os.getpriority(os.PRIO_PROCESS, os.getppid())
+            os.setpriority(os.PRIO_PROCESS, 0, of_ray)
 
     def _end_alone(self) -> None:
         """Ends the process if no owner connects, and after the engine has ended: nobody else may do it."""
@@ -90,6 +97,8 @@ class EngineActor:
         Args:
             settings: The settings of its worker.
         """
+        # a thread of Ray's own
+        self._take_cores()
         try:
             self._host.run(settings, self._outlives_owner)
         finally:

@@ -34,7 +34,9 @@ _MOST_STARTS = 3
 
 
 def start_options() -> dict[str, Any]:
-    """How a server calls ``ray.init``, but for the address."""
+    """How a server calls ``ray.init``, but for the address; sets the variables that Ray reads."""
+    # else actors run after all other work of their machine
+    set_missing_variables({"RAY_worker_niceness": "0"})
     return {"log_to_driver": False, "include_dashboard": False, "logging_level": logging.WARNING}
 
 
