@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from max.pipelines.adapters.adapter import AdapterError
@@ -107,6 +108,16 @@ def test_kinds_of_files(tmp_path: Path) -> None:
     folder = write(tmp_path / "b")
     (folder / "adapter_config.json").write_text("[" * 100_000)
     with pytest.raises(AdapterError, match="no JSON"):
+        read_adapter(folder, 16)
+
+
+def test_a_tensor_larger_than_its_file(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a")
+    (folder / "adapter_model.safetensors").unlink()
+    parts = {name: torch.from_numpy(value) for name, value in tensors().items()}
+    parts[A] = torch.zeros(1, 1).expand(2, 1 << 40)
+    torch.save(parts, folder / "adapter_model.bin")
+    with pytest.raises(AdapterError, match="more than the file"):
         read_adapter(folder, 16)
 
 

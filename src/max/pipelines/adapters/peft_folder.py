@@ -106,7 +106,10 @@ def read_peft(folder: Path, max_rank: int) -> Adapter:
     parts: dict[tuple[str, int], dict[str, tuple[str, Array]]] = {}
     saved: dict[str, Array] = {}
     for name, weight in tensors.items():
-        data = weight.data()
+        try:
+            data = weight.data()
+        except (WeightsFileError, ValueError) as error:
+            raise AdapterError(f"the adapter's weights cannot be read: {error}") from error
         if not data.dtype.is_float() or data.quantization_encoding is not None:
             raise AdapterError(f"the tensor {name!r} is {data.dtype.name}, expected floats")
         values: Array = Tensor.from_dlpack(data.data).to_numpy()
