@@ -329,11 +329,13 @@ def test_an_owner_that_hangs_is_ended(tmp_path: Path) -> None:
         assert [line for line in lines if line.startswith("owner")] == ["owner 0", "owner 1"]
 
 
-def test_the_end_of_the_first_process_ends_its_owner(tmp_path: Path) -> None:
+def test_the_end_of_the_first_process_ends_its_owner_which_leaves_nothing(tmp_path: Path) -> None:
     body = """
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     guard.ready()
-    time.sleep(60)
+    while not ended.wait(0.01): pass
+    return 0
     """
     with guarded(tmp_path, body) as process:
         assert process.stdout is not None and process.stdout.readline() == "owner 0\n"
@@ -343,3 +345,4 @@ def test_the_end_of_the_first_process_ends_its_owner(tmp_path: Path) -> None:
         process.kill()
         owner.join(10)
         assert not owner.is_alive()
+    assert not (tmp_path / "folder").exists()

@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import multiprocessing.resource_tracker
 import os
+import shutil
 import signal
 import sys
 import time
@@ -72,7 +73,12 @@ def _run(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     lifeline.hold(life)
     lifeline.end_with(life)
-    code = main(*arguments, Guarded(beats, Handover.read(folder)))
+    try:
+        code = main(*arguments, Guarded(beats, Handover.read(folder)))
+    finally:
+        if lifeline.has_ended(life):
+            # the process that removes it is gone
+            shutil.rmtree(folder, ignore_errors=True)
     sys.stdout.flush()
     sys.exit(code)
 
