@@ -185,6 +185,10 @@ ERRORS = {
     "copies": (["--data-parallel-degree", "2", "--devices", "cpu"], "data_parallel_degree is 2, and the", "cpu:0,1"),
     "draft": (["--draft-quantize", "q4_k"], "draft_quantize is given, and there is no draft model", "Give one with"),
     "lora": (["--lora-paths", "a=b"], "lora_paths is set without enable_lora", "--enable-lora"),
+    "lora name": (
+        ["--enable-lora", "--served-model-name", "a", "--lora-paths", "a=b"], "the name 'a', which is the model's",
+        "--served-model-name",
+    ),
     "lora path": (["--lora", "a=/no/such"], "there is no /no/such", "PEFT"),
     "lora rank": (["--enable-lora", "--max-lora-rank", "0"], "max_lora_rank is 0", "from 1 to"),
     "custom": (["--custom-architectures", "no_such"], "'no_such' cannot be imported", "folder:module"),

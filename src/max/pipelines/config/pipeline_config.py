@@ -351,6 +351,13 @@ class PipelineConfig(StrictConfig):
             part.check_supported()
             for name, why in part.without_effect().items():
                 logger.warning("%s has no effect: %s", name, why)
+        # a request that gives the name could mean either
+        name = self.model_config.model_name
+        if name in self._lora_config.paths:
+            raise ConfigError(
+                f"lora_paths has the name {name!r}, which is the model's",
+                "Give the adapter or the model (--served-model-name) another one.",
+            )
         if self.custom_architectures:
             # the form of a GGUF file may be among them
             resolver().load_custom(self.custom_architectures)
