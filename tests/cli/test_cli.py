@@ -190,6 +190,8 @@ ERRORS = {
         "--served-model-name",
     ),
     "lora path": (["--lora", "a=/no/such"], "there is no /no/such", "PEFT"),
+    "lora scale": (["--lora", "a=b", "--lora-scale", "nan"], "--lora-scale is nan", "max generate --help"),
+    "scale alone": (["--lora-scale", "0.5"], "no adapter; give one with --lora", "max generate --help"),
     "lora rank": (["--enable-lora", "--max-lora-rank", "0"], "max_lora_rank is 0", "from 1 to"),
     "custom": (["--custom-architectures", "no_such"], "'no_such' cannot be imported", "folder:module"),
 }  # fmt: skip

@@ -23,7 +23,7 @@ from max.entrypoints.cli.options.config_options import (
 )
 from max.entrypoints.cli.options.model_names import model_argument, set_model
 from max.entrypoints.cli.progress import Progress
-from max.pipelines.config.lora_config import named_path
+from max.pipelines.config.lora_config import MOST_SCALE, named_path
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.sampling.defaults import sampling_params_for
 
@@ -110,6 +110,13 @@ def generate(
     values.setdefault("max_batch_size", 1)  # one prompt, so the cache holds one sequence
     given = [*values, *set_values({**rules, "lora": lora})]
     adapter = _chosen_adapter(values, lora)
+    if lora_scale != 1 and not adapter:
+        raise click.UsageError("--lora-scale is given, and no adapter; give one with --lora")
+    # NaN is not within it either
+    if not abs(lora_scale) <= MOST_SCALE:
+        raise click.UsageError(
+            f"--lora-scale is {lora_scale:g}, expected a number of at most {MOST_SCALE:g}"
+        )
     with progress.stage("reading the configuration"):
         # whatever torch exports: the registry does not know it
         config = PipelineConfig(**values, defer_resolve=engine == "torch")

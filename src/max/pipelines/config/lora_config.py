@@ -9,7 +9,10 @@ from pathlib import Path
 from max.pipelines.config.options import StrictConfig, option
 from max.pipelines.core.exceptions import ConfigError
 
-__all__ = ["LoRAConfig", "named_path"]
+__all__ = ["MOST_SCALE", "LoRAConfig", "named_path"]
+
+MOST_SCALE = 1e4
+"""The greatest scale of an adapter, in magnitude."""
 
 _NAME = re.compile(r"[\w.\-/:+@]{1,128}")
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from max.pipelines.config.lora_config import MOST_SCALE
 from max.pipelines.store.creation import ADAPTER_NAME
 from max.pipelines.store.local import ModelStore
 from max.serve.errors import ApiError, short_text
@@ -27,9 +28,6 @@ from max.serve.openai.responses.store import ResponseStore
 from max.serve.process.settings import ServerSettings
 from max.serve.remote.cluster import Cluster
 from max.serve.requests.request_context import current_request
-
-MOST_SCALE = 1e4
-"""The greatest scale of an adapter, in magnitude."""
 
 
 class HasUnknownFields(Protocol):
