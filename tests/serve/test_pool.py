@@ -407,3 +407,15 @@ def test_the_models_that_load_are_listed_with_their_steps() -> None:
         await pool.close()
 
     asyncio.run(whole())
+
+
+def test_a_name_that_nobody_has_is_told_beside_those_of_adapters() -> None:
+    async def test(pool, machine) -> None:
+        base = await machine.load(machine.files["a"])
+        base.adapters["sql"] = "adapters/sql"
+        pool.pin(base)
+        assert (await pool.find("sql")).model is base
+        with pytest.raises(ApiError, match=r"'sqll' does not exist; this server has 'a', .*'sql'"):
+            await pool.find("sqll")
+
+    run(test)

@@ -156,7 +156,8 @@ class ModelPool:
         meant = await asyncio.to_thread(self._alias, name)
         if meant in self._entries:
             return self._entries[meant]
-        raise model_not_found(name, sorted(self._entries))
+        adapters = [own for model in self.loaded_models() for own in model.adapters]
+        raise model_not_found(name, sorted([*self._entries, *adapters]))
 
     def is_ready(self, name: str | None) -> bool:
         """Whether :meth:`use` returns at once.
