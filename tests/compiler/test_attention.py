@@ -476,25 +476,69 @@ def guarded(
     return ops.where(ops.is_nan(weights), zero, weights) @ values
 
 
+def masked_rows(
+    q: TensorValue, keys: TensorValue, values: TensorValue, mask: TensorValue
+) -> TensorValue:
+    """Attention as torch decomposes it: probabilities of rows whose greatest score is -inf are 0."""
+    scores = q @ ops.transpose(keys, -1, -2) * 0.25 + mask
+    zero = ops.constant(0.0, F32, DEVICE)
+    is_masked = ops.equal(ops.max(scores, axis=-1), -np.inf)
+    return ops.where(is_masked, zero, ops.softmax(scores)) @ values
+
+
+@pytest.mark.parametrize("build", [guarded, masked_rows])
 @pytest.mark.parametrize(
     ("batch", "rows", "length"), [(3, 5, 7), (2, 300, 130), (1, 1, 700), (2, 3, 2000)]
 )
-def test_guarded_probabilities(batch: int, rows: int, length: int) -> None:
-    """Rows whose keys are all masked are 0, and those with a NaN among their scores; also of tasks that are split."""
+def test_guarded_probabilities(build: Any, batch: int, rows: int, length: int) -> None:
+    """Rows whose keys are all masked are 0, one with a NaN among its scores is 0 or NaN; also of split tasks."""
     rng = np.random.default_rng(rows)
     arrays = [floats(rng, F32, batch, *sizes) for sizes in ((rows, 16), (length, 16), (length, 8))]
     q, keys, values = arrays
     mask = np.where(rng.random((rows, length)) < 0.5, -np.inf, 0).astype(np.float32)
     mask[rows // 2] = -np.inf
     q[-1, 0, 3] = np.nan
-    graph = staged(guarded, [*arrays, mask])
+    graph = staged(build, [*arrays, mask])
     assert launches(graph) == ["attention"]
     with np.errstate(invalid="ignore"):
         scores = q.astype(np.float64) @ np.swapaxes(keys, -1, -2) * 0.25 + mask
-    weights = softmax(scores)
-    expected = np.where(np.isnan(weights), 0, weights) @ values
-    assert not expected[:, rows // 2].any() and not expected[-1, 0].any()
+        weights = softmax(scores)
+    all_masked = np.all(scores == -np.inf, -1, keepdims=True)
+    expected = np.where(np.isnan(weights) if build is guarded else all_masked, 0, weights) @ values
+    if rows > 1:
+        assert not expected[:, rows // 2].any()
+        assert not expected[-1, 0].any() if build is guarded else np.isnan(expected[-1, 0]).all()
     assert_close(executed(graph, [*arrays, mask]), expected)
+
+
+@pytest.mark.parametrize("change", ["fill", "other", "least", "number", "axis", "used", "read"])
+def test_other_tests_of_scores(change: str) -> None:
+    """A select of another number, by other scores or their least ones, another number or axis, or read elsewhere."""
+
+    def build(q: TensorValue, keys: TensorValue, values: TensorValue) -> TensorValue:
+        scores = q @ ops.transpose(keys, -1, -2)
+        weights = ops.softmax(scores)
+        tested = q if change == "other" else scores
+        greatest = (ops.min if change == "least" else ops.max)(
+            tested, axis=-2 if change == "axis" else -1
+        )
+        is_masked = ops.equal(greatest, 7.0 if change == "number" else -np.inf)
+        fill = ops.constant(0.5 if change == "fill" else 0.0, F32, DEVICE)
+        result = ops.where(is_masked, fill, weights) @ values
+        if change == "read":
+            return result + ops.max(weights)
+        return result + ops.max(greatest) if change == "used" else result
+
+    rng = np.random.default_rng(1)
+    arrays = [floats(rng, F32, 2, *sizes) for sizes in ((6, 8), (6, 8), (6, 6))]
+    graph = staged(build, arrays)
+    assert not fused(graph)
+    scores = arrays[0].astype(np.float64) @ np.swapaxes(arrays[1], -1, -2)
+    weights = softmax(scores)
+    more = {"used": scores.max(-1, keepdims=True), "read": weights.max(-1, keepdims=True)}.get(
+        change, 0
+    )
+    assert_close(executed(graph, arrays), weights @ arrays[2] + more)
 
 
 @pytest.mark.parametrize("change", ["fill", "other", "used"])

@@ -374,11 +374,14 @@ def test_attention_of_what_is_no_tensor() -> None:
         infer([*types, ChainType.get()], attributes)
 
 
-@pytest.mark.parametrize("guarded", [False, True])
-def test_attention_guards_against_nan_where_it_is_asked_to(guarded: bool) -> None:
+def test_guards_of_attention() -> None:
+    """Rows of NaN are 0, or those that are masked, or none; there is no other guard."""
     values = Block(arg_types=[MoTensor.get(F32, [DimExpr.of(5), DimExpr.of(8)], DEVICE)] * 3).args
-    op = mok.AttentionOp.of(values, 0.5, (), (None, None), 0, F32, UNKNOWN_LOC, guarded)
-    assert op.attr_or("guarded", False) is guarded
+    for guard in ("", "nan", "masked"):
+        op = mok.AttentionOp.of(values, 0.5, (), (None, None), 0, F32, UNKNOWN_LOC, guard)
+        assert op.attr_or("guard", "") == guard
+    with pytest.raises(ValueError, match="guard is 'rows', expected 'nan' or 'masked'"):
+        mok.AttentionOp.of(values, 0.5, (), (None, None), 0, F32, UNKNOWN_LOC, "rows")
 
 
 def test_copies_between_devices() -> None:

@@ -201,7 +201,7 @@ class LibraryLowering:
         ]
         params = {name: op.attr(name) for name in ("scale", "fills", "roundings")}
         params["columns"] = columns
-        params["guarded"] = op.attr_or("guarded", False)
+        params["guard"] = op.attr_or("guard", "")
         call = self.placing.lower_call(op.name, operand_of[1:], [operand_of[0]], params)
         workspaces = [self.placing.workspace(w) for w in call.workspaces]
         tables = {"operand": places, "result": [result], "workspace": workspaces}

@@ -120,6 +120,8 @@ def _infer_attention(types: Sequence[Attribute], attrs: Attrs) -> Sequence[Attri
         raise ValueError(
             f"attention: {len(attrs['roundings'])} roundings, expected {len(masks) + 2}"
         )
+    if (guard := attrs.get("guard", "nan")) not in ("nan", "masked"):
+        raise ValueError(f"attention: guard is {guard!r}, expected 'nan' or 'masked'")
     scores = (*batch, q.shape[-2], keys.shape[-2])
     for mask, fill in zip(masks, fills, strict=True):
         # masks broadcast as in NumPy, from the last axis on
@@ -151,7 +153,8 @@ class AttentionOp(MoOp):
     Masks broadcast to the scores. Each has a fill: None if the mask is added, else the score where the mask is false.
     In the result the axis of queries is before the batch axis `axis`; its dtype is that of the graph's probabilities.
     `roundings` has the dtypes that casts of the graph round to: the scaled scores, the scores after each mask, and the
-    probabilities; None: they stay in f32. With `guarded`, rows whose probabilities are NaN are 0.
+    probabilities; None: they stay in f32. `guard` says which rows are 0: "nan", those whose probabilities are NaN;
+    "masked", those whose scores are all -inf; absent: none.
     """
 
     name = "mok.attention"
@@ -166,7 +169,7 @@ class AttentionOp(MoOp):
             "axis": int,
             "dtype": DType,
         },
-        optional={"guarded": bool},
+        optional={"guard": str},
         infer=_infer_attention,
         flops=_attention_flops,
         separates=True,
@@ -182,7 +185,7 @@ class AttentionOp(MoOp):
         axis: int,
         dtype: DType,
         location: LocationAttr,
-        guarded: bool,
+        guard: str,
     ) -> AttentionOp:
         """The op for queries, keys, values and masks."""
         attrs = {
@@ -191,7 +194,7 @@ class AttentionOp(MoOp):
             "roundings": tuple(roundings),
             "axis": axis,
             "dtype": dtype,
-            **({"guarded": True} if guarded else {}),
+            **({"guard": guard} if guard else {}),
         }
         return cls.create(
             operands=operands,

@@ -4,7 +4,8 @@ The fused op does not write its scores to memory, and reads its operands as stri
 
 - a scale: a product of, or a quotient by, a constant, applied to the scores, to q or to k;
 - masks that are added, and selects between the scores and a constant;
-- a select of 0 where a probability is NaN, as rows are whose keys are all masked by -inf;
+- guards of rows whose keys are all masked by -inf: a select of 0 where a probability is NaN, or where the greatest
+  score of the row is -inf;
 - casts of scores and probabilities, which the op carries out where they round, and reshapes that regroup the batch
   axes;
 - grouped queries: KV heads broadcast over the query heads that share them, and merged into one axis.
@@ -23,14 +24,15 @@ from xdsl.ir import Block, SSAValue
 from max._compiler.analysis.precision import holds
 from max._compiler.analysis.shapes import shape_of
 from max._compiler.mok import AttentionOp
-from max._compiler.passes.base import constant_of, ops_of
+from max._compiler.passes.attention_guards import guard_of, number_of
+from max._compiler.passes.base import ops_of
 from max._compiler.passes.canonicalize import canonicalize, insert_before, producer
 from max._compiler.passes.hoist_to_load import weights_only
 from max._compiler.passes.redundant_ops import drop_dead_ops
 from max._dataclass import dataclass
 from max.dtype import DType
 from max.mlir import DimExpr, MoOp, TensorType, build
-from max.mlir.ops.elementwise import AddOp, CastOp, DivOp, IsNanOp, MulOp, NotOp, SelectOp
+from max.mlir.ops.elementwise import AddOp, CastOp, DivOp, MulOp, NotOp, SelectOp
 from max.mlir.ops.reduction import SoftmaxOp
 from max.mlir.ops.shape import BroadcastToOp, ReshapeOp, TransposeOp
 from max.mlir.sizes import Size, Sizes, product
@@ -91,8 +93,7 @@ class _Fusion:
         self.constant_values = constant_values
         self.anchor = softmax
         """New ops are inserted before this one."""
-        self.guarded = False
-        """Whether probabilities that are NaN become 0."""
+        self.guard = guard_of(softmax)
 
     def run(self) -> bool:
         """Fuses the ops; returns whether the pattern matched."""
@@ -107,7 +108,7 @@ class _Fusion:
         if weighted_sum is None or scores is None or len(scores.masks) > MAX_MASKS:
             return False
         last, weight_dtype = weighted_sum
-        if self.guarded and weight_dtype is not None:
+        if self.guard.kind and weight_dtype is not None:
             # such weights are divided by their total before they are summed
             return False
         self.anchor = last
@@ -144,7 +145,7 @@ class _Fusion:
 
     def _weighted_sum(self) -> tuple[MoOp, DType | None] | None:
         """The product of the probabilities and the values, if it is their only use, and what casts round them to."""
-        value = self._guarded_probabilities(self.softmax.results[0])
+        value = self.guard.result
         rounding: DType | None = None
         while value.has_one_use():
             (use,) = value.uses
@@ -164,29 +165,13 @@ class _Fusion:
             value = user.results[0]
         return None
 
-    def _guarded_probabilities(self, value: SSAValue) -> SSAValue:
-        """The probabilities after a select of 0 where they are NaN, if that and the test are all that reads them."""
-        users = [use.operation for use in value.uses]
-        tests = [user for user in users if type(user) is IsNanOp]
-        selects = [user for user in users if type(user) is SelectOp]
-        if not len(users) == 2 == len(tests) + len(selects) or len(tests) != 1:
-            return value
-        condition, zero, kept = selects[0].operands
-        test = tests[0].results[0]
-        if (
-            condition is not test
-            or not test.has_one_use()
-            or kept is not value
-            or _number(zero) != 0
-        ):
-            return value
-        self.guarded = True
-        return selects[0].results[0]
-
     def _scores(self, value: SSAValue, shape: Sizes) -> Scores | None:
         """The product that computes the scores, if each step from it to `value` has one use."""
         op = value.owner
-        if not isinstance(op, MoOp) or not value.has_one_use() or value in self.constant_values:
+        if not isinstance(op, MoOp) or value in self.constant_values:
+            return None
+        # the softmax, and a guard that reads the scores too
+        if sum(use.operation is not self.guard.reader for use in value.uses) != 1:
             return None
         if op.spec.matmul:
             return Scores(op)
@@ -216,7 +201,7 @@ class _Fusion:
         if type(op) is SelectOp:
             condition, *branches = op.operands
             for index in range(2):
-                fill = _number(branches[1 - index])
+                fill = number_of(branches[1 - index])
                 scores = self._scores(branches[index], shape) if fill is not None else None
                 if scores is not None:
                     scores.add_mask(condition, fill, index == 1)
@@ -245,11 +230,11 @@ class _Fusion:
 
     def _source(self, value: SSAValue, scaled: bool = True) -> tuple[SSAValue, float]:
         """The value before widening casts, as kernels widen what they read, and before constant factors, with its
-        transposes kept; and the product of the factors.
+        transposes and reshapes kept; and the product of the factors.
         """
         factor = 1.0
         while True:
-            view = producer(value, TransposeOp)
+            view = producer(value, TransposeOp) or producer(value, ReshapeOp)
             op = view.operands[0].owner if view is not None else value.owner
             if not isinstance(op, MoOp):
                 return value, factor
@@ -263,7 +248,12 @@ class _Fusion:
                 factor *= constant
             else:
                 return value, factor
-            value = inner if view is None else self._transpose(inner, view.attr("perm"))
+            if view is None:
+                value = inner
+            elif type(view) is TransposeOp:
+                value = self._transpose(inner, view.attr("perm"))
+            else:
+                value = self._insert(ReshapeOp, inner, shape_of(value))
 
     def _with_batch_axes(self, value: SSAValue, batch: Sizes) -> SSAValue | None:
         """A value with the given batch axes: reshaped if its own have as many elements, broadcast if it is a matrix."""
@@ -354,7 +344,14 @@ class _Fusion:
         batch = shape_of(operands[0])[:-2]
         axis = _queries_axis(result, batch)
         op = AttentionOp.of(
-            operands, scale, fills, roundings, axis, result.type.dtype, last.location, self.guarded
+            operands,
+            scale,
+            fills,
+            roundings,
+            axis,
+            result.type.dtype,
+            last.location,
+            self.guard.kind,
         )
         fused = insert_before(last, op)
         rank = len(batch)
@@ -419,29 +416,13 @@ def _keeps_rows_and_columns(op: MoOp) -> bool:
     return before[-2:] == after[-2:]
 
 
-def _number(value: SSAValue) -> float | None:
-    """The value of a scalar constant, seen through casts, reshapes and broadcasts; else None."""
-    dtypes: list[DType] = []
-    while isinstance(owner := value.owner, MoOp) and (owner.spec.in_order or type(owner) is CastOp):
-        assert isinstance(value.type, TensorType)
-        dtypes.append(value.type.dtype)
-        value = owner.operands[0]
-    array = constant_of(value.owner)
-    if array is None or array.size != 1:
-        return None
-    # rounded as the casts round it, the innermost first
-    for dtype in reversed(dtypes):
-        array = array.astype(dtype.to_numpy())
-    return float(array.item())
-
-
 def _scale_of(op: MoOp) -> tuple[SSAValue, float | None]:
     """The scaled operand of a product or a quotient, and the constant factor (None: no operand is constant)."""
     x, y = op.operands
-    number = _number(y)
+    number = number_of(y)
     if type(op) is DivOp:
         return x, None if number in (None, 0.0) else 1 / number
-    return (x, number) if number is not None else (y, _number(x))
+    return (x, number) if number is not None else (y, number_of(x))
 
 
 def _queries_axis(result: SSAValue, batch: Sizes) -> int:

@@ -151,6 +151,14 @@ def dense_scratch(max_rows: int, size: int, width: int, p: Plan, ctx: k.Context)
 
 
 @k.inline
+def is_void(total: k.Value, guard: str) -> Any:
+    """Whether a row of this total of weights is 0; see `guard` of `Plan`."""
+    if guard == "nan":
+        return not total > 0
+    return guard == "masked" and total == 0
+
+
+@k.inline
 def store_rows(
     out: k.View,
     parts: k.View,
@@ -190,7 +198,7 @@ def store_rows(
             v = state.sums.load(state_row * p.stride + j, width=t.width) * scale
             if splits > 1:
                 parts.store(part_row, j, value=v, mask=tail)
-            elif task.values.shape[0] > 0 and not (p.guarded and not state.totals[state_row] > 0):
+            elif task.values.shape[0] > 0 and not is_void(state.totals[state_row], p.guard):
                 out.store(row % group, row // group, j, value=v, mask=tail)
             else:
                 # a sum over no keys is 0, and so is one whose weights are guarded
@@ -265,8 +273,9 @@ def attention_dense(
             unflatten(coordinates, batch, q, rank)
             target = part_at(out, coordinates, rank)[row % group, row // group]
             row_parts = parts[(batch * grid.rows + row) * MAX_SPLITS :]  # [splits, width + 2]
-            empty = 0.0 if p.guarded else float("nan")
-            merge_parts(target, row_parts, grid.splits, p.factor, empty, p.plain.width, p.guarded)
+            empty = 0.0 if p.guard else float("nan")
+            nan_is_zero = p.guard == "nan"
+            merge_parts(target, row_parts, grid.splits, p.factor, empty, p.plain.width, nan_is_zero)
 
 
 def _lower_attention(
@@ -300,7 +309,7 @@ def _lower_attention(
         tuple(attributes.get("fills", ())),
         tuple(None if dtype is None else k.scalar_type(dtype) for dtype in roundings),
         columns,
-        bool(attributes.get("guarded", False)),
+        attributes.get("guard", ""),
     )
     return KernelCall(attention_dense, args, {"form": form}, workspaces=(parts,))
 

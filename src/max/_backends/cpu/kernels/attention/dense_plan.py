@@ -44,14 +44,15 @@ class DenseForm(NamedTuple):
         fills: For each mask None, where it is added, or the value where it is false.
         roundings: What the scaled scores, the scores after each mask, and the weights are rounded to.
         columns: Whether keys are `[size, keys]`.
-        guarded: Whether rows whose total is no number above 0 are 0.
+        guard: Which rows are 0: "nan", those whose total is no number above 0; "masked", those whose total is 0, as
+            their scores are all -inf; "": none.
     """
 
     scale: float
     fills: tuple[float | None, ...]
     roundings: tuple[k.ScalarType | None, ...]
     columns: bool
-    guarded: bool
+    guard: str
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Plan:
         score_dtypes: What the scaled scores and the scores after each mask are rounded to, if to anything.
         weight_dtype: What weights are rounded to, divided by their total; None: they are summed as they are.
         columns: Whether keys are `[size, keys]`.
-        guarded: Whether rows whose total is no number above 0 are 0.
+        guard: Which rows are 0: "nan", those whose total is no number above 0; "masked", those whose total is 0, as
+            their scores are all -inf; "": none.
         matrix_tiles: Whether packed operands are multiplied in matrix tiles.
     """
 
@@ -93,7 +95,7 @@ class Plan:
     score_dtypes: tuple[k.ScalarType | None, ...]
     weight_dtype: k.ScalarType | None
     columns: bool
-    guarded: bool
+    guard: str
     matrix_tiles: bool
 
     @property
@@ -196,7 +198,7 @@ def plan_dense(
         sizes: Sizes of a query and of a value.
         form: The parameters of the kernel.
     """
-    scale, fills, roundings, columns, guarded = form
+    scale, fills, roundings, columns, guard = form
     size, width = sizes
     t = tiling(target, k.f32, k.f32)
     # pairs of bf16, else f32; weights are rounded as the graph rounds its probabilities, to the dtype of the result
@@ -230,6 +232,6 @@ def plan_dense(
         score_dtypes=roundings[:-1],
         weight_dtype=roundings[-1],
         columns=columns,
-        guarded=guarded,
+        guard=guard,
         matrix_tiles=matrix_tiles,
     )

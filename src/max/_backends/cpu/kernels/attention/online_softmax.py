@@ -211,7 +211,7 @@ def merge_parts(
     factor: k.Value,
     empty: float,
     width: int,
-    guarded: bool = False,
+    nan_is_zero: bool = False,
 ) -> None:
     """One row of results from the parts `[splits, head_dim + 2]`: sums, maximum and total of each.
 
@@ -222,7 +222,7 @@ def merge_parts(
         factor: The factor of maxima.
         empty: What a row is multiplied by whose weights are all 0.
         width: Lanes of a vector.
-        guarded: Whether a row whose total is NaN is 0.
+        nan_is_zero: Whether a row whose total is NaN is 0.
     """
     head_dim = out.shape[0]
     largest = k.f32(NEGATIVE_INFINITY)
@@ -243,6 +243,6 @@ def merge_parts(
         # 0 where no key was seen, or NaN where the caller asks for it
         if total == 0:
             v = v * scale
-        if guarded:
+        if nan_is_zero:
             v = k.select(k.splat(total, width) > 0, v, k.splat(k.f32(0), width))
         out.store(j, value=v, mask=mask)
