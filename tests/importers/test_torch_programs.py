@@ -72,6 +72,36 @@ def test_net_of_any_batch_and_height():
     agree(Net(), inputs[0], dynamic, inputs[1:])
 
 
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.Linear(64, 192)
+
+    def forward(self, x, *mask):
+        heads = [
+            part.reshape(*x.shape[:2], 4, 16).transpose(1, 2)
+            for part in self.project(x).chunk(3, -1)
+        ]
+        y = torch.nn.functional.scaled_dot_product_attention(*heads, *mask)
+        return y.transpose(1, 2).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", ["none", "bool", "float"])
+def test_attention_is_one_launch(kind):
+    """Also where rows whose keys are all masked give 0."""
+    inputs = [torch.randn(2, 20, 64)]
+    if kind != "none":
+        mask = torch.rand(20, 20) > 0.5
+        mask[3] = False
+        inputs.append(mask if kind == "bool" else torch.where(mask, 0.0, -torch.inf))
+    model = InferenceSession().load(agree(Attention(), tuple(inputs)))
+    with model.profile() as profile:
+        model.execute(*[value.numpy() for value in inputs])
+    kernels = [kernel["name"] for kernel in profile.to_dict()["kernels"]]
+    assert sum(name.startswith("attention") for name in kernels) == 1, kernels
+    assert not any("softmax" in name for name in kernels), kernels
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -104,6 +104,13 @@ def test_gradients_run_in_torch_with_one_warning():
         torch.compile(torch.nn.Linear(3, 4), backend="max")(x)
 
 
+def test_a_wrong_flag_is_an_error(monkeypatch):
+    """No reason to run in torch."""
+    monkeypatch.setenv("MAX_CHECK", "most")
+    with torch.no_grad(), pytest.raises(Exception, match="MAX_CHECK=most: expected"):
+        torch.compile(Net().eval(), backend="max")(torch.rand(1, 3, 6, 6))
+
+
 def test_threads():
     model = Net().eval()
     fast = torch.compile(model, backend="max")

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
 from torch._dynamo import list_backends, register_backend
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
 from max._host.process_caches import cached_results
+from max.importers.torch.decompositions import decompositions
 from max.importers.torch.reader import op_name, source_line
 from max.importers.torch.table import TABLE
 from max.torch.compiled import CompiledGraph
@@ -156,12 +156,9 @@ def max_backend(
         _warn_of_gradients()
         explanation.left.append(("graph", "", "gradients are needed"))
         return module.forward
-    # the table has functions for the ops that these decompositions leave
     compile_ = partial(_compile_module, explanation=explanation)
     with torch.no_grad():
-        return aot_autograd(fw_compiler=compile_, decompositions=core_aten_decompositions())(
-            module, inputs
-        )
+        return aot_autograd(fw_compiler=compile_, decompositions=decompositions())(module, inputs)
 
 
 def explain(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from max._config import FlagError
 from max._host.process_caches import cached_results
 from max.engine import InferenceSession, Model
 from max.importers.build import build_graph
@@ -164,6 +165,8 @@ class CompiledGraph:
         nodes = [node for node in self._module.graph.nodes if node.op == "call_function"]
         try:
             run = self._load_graph(args)
+        except FlagError:
+            raise
         except (UnsupportedOpsError, ValueError, TypeError, NotImplementedError) as error:
             if isinstance(error, UnsupportedOpsError):
                 for problem in error.problems:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from max.graph import Graph
 from max.importers.build import build_graph
+from max.importers.torch.decompositions import decompositions
 from max.importers.torch.importer import TorchFramework, read_program
 
 if TYPE_CHECKING:
@@ -42,5 +43,5 @@ def from_exported(program: ExportedProgram, name: str = "main") -> Graph:
     with warnings.catch_warnings():
         # torch's own use of what it deprecates
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        decomposed: Any = program.run_decompositions()
+        decomposed: Any = program.run_decompositions(decompositions())
     return build_graph(read_program(decomposed, name), TorchFramework())

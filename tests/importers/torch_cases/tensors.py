@@ -366,6 +366,8 @@ def softmax(draw, name):
     args = [draw.floats(*shape), draw.axis(len(shape))]
     if "safe" in name:
         args[0] = torch.where(draw.bools(*shape), args[0], torch.full_like(args[0], -float("inf")))
+        # a row with a NaN is not a masked one
+        args[0] = torch.where(draw.floats(*shape) > 1, torch.nan, args[0])
         return Case(args)
     return Case([*args, False])
 

@@ -305,10 +305,11 @@ def softmax(call: Call, x: TensorValue, dim: int, half_to_float: Any = False) ->
     wide = convert(x, call.result_dtype())
     # of one element: 1, or NaN of NaN
     result = ops.softmax(wide, call.axis(dim, x.rank)) if x.rank else wide * 0.0 + 1.0
-    # a row of -inf gives 0 instead of NaN
-    if call.node.op == "aten._safe_softmax.default":
-        return ops.where(ops.is_nan(result), 0.0, result)
-    return result
+    if call.node.op != "aten._safe_softmax.default" or 0 in x.shape:
+        return result
+    # a row of -inf gives 0 instead of NaN, and one with a NaN stays as it is
+    greatest = ops.max(wide, axis=call.axis(dim, x.rank)) if x.rank else wide
+    return ops.where(ops.equal(greatest, -math.inf), 0.0, result)
 
 
 @op("aten._log_softmax.default", "aten.log_softmax.int")
