@@ -179,20 +179,20 @@ def _of_number(model: ServedModel, number: int | None) -> list[Replica]:
 
 
 async def _replace(
-    models: list[ServedModel], chosen: Callable[[ServedModel], list[Replica]]
+    models: list[ServedModel], choose: Callable[[ServedModel], list[Replica]]
 ) -> list[dict[str, Any]]:
     """Replaces replicas, one after another; goes on if the client disconnects.
 
     Args:
         models: The models.
-        chosen: Returns those of a model, after earlier changes of its replicas have ended.
+        choose: Returns those of a model, after earlier changes of its replicas have ended.
     """
 
     async def work() -> list[dict[str, Any]]:
         done: list[dict[str, Any]] = []
         for model in models:
             async with model.engine.changes:
-                for replica in chosen(model):
+                for replica in choose(model):
                     try:
                         new = await model.engine.replace_replica(replica)
                     except (OSError, RuntimeError) as error:

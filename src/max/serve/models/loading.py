@@ -96,14 +96,14 @@ async def load_model(
         raise
 
 
-async def _start(known: KnownEngine, start: StartOf, adopt: Adopt) -> Worker:
+async def _start(known_engine: KnownEngine, start: StartOf, adopt: Adopt) -> Worker:
     """Starts an engine, or takes it over.
 
     Raises:
         ConfigError: None can be started.
     """
     try:
-        return await start_in_thread(partial(start_known, known, start, adopt))
+        return await start_in_thread(partial(start_known, known_engine, start, adopt))
     except OSError as error:
         raise refused_start(error) from error
 
