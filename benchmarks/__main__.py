@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks import (
     blocks,
+    compiled,
     eager,
     embeddings,
     encoders,
@@ -264,6 +265,13 @@ SECTIONS: dict[str, Section] = {
         lambda a, models: imported.measure(models / "imported", runs=min(a.runs, 5)),
         2,
         12,
+    ),
+    "compiled": Section(
+        "torch.compile",
+        compiled.__doc__,
+        lambda a, _: compiled.measure(runs=min(a.runs, 3)),
+        1,
+        45,
     ),
     "eager": Section("Eager tensors", eager.__doc__, lambda a, _: eager.measure(), 1, 2),
     "embeddings": Section(

@@ -55,11 +55,12 @@ PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
     # onnx and onnxscript are what torch exports with
     "onnx": (["onnxruntime", "onnx", "onnxscript"], {}),
     "openvino": (["openvino"], {}),
-    # what writes the files of `benchmarks.imported`
+    # what writes the files of `benchmarks.imported`, and has the models of `benchmarks.compiled`
     "exporters": (
         [
             "torch==2.13.0",
             "torchvision==0.28.0",
+            "timm",
             "transformers>=5.0",
             "onnx",
             "onnxscript",

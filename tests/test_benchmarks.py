@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from benchmarks import (
     blocks,
+    compiled_models,
     generation,
     imported,
     imported_models,
@@ -289,6 +290,18 @@ def test_yolo_has_the_published_parameters(width: float, published: int) -> None
     # the published count has the 16 fixed weights that average a distribution
     assert sum(p.numel() for p in net.parameters()) + Yolo.BINS == published
     assert found.shape == (2, 4 + Yolo.CLASSES, 8 * 8 + 4 * 4 + 2 * 2)
+
+
+def test_inputs_of_compiled_models() -> None:
+    """Forty models; images are as large as their models take them, and ids of texts are in their vocabularies."""
+    models = compiled_models.MODELS
+    assert len(models) == len({name.lower() for name in models}) == 40
+    assert set(compiled_models.SIZES) < set(compiled_models.IMAGES)
+    for name in models:
+        x = compiled_models.inputs_of(name)
+        size = compiled_models.SIZES.get(name, 224)
+        assert x.shape == ((1, 128) if name in compiled_models.TEXTS else (1, 3, size, size))
+    assert compiled_models.inputs_of("MPNetModel").max() < 30522
 
 
 def test_each_imported_model_is_written_by_something() -> None:
