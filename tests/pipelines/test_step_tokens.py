@@ -398,7 +398,8 @@ def test_inputs_of_a_batch_are_advanced() -> None:
     # another batch has its own
     inputs.of_cache(batch[:1], 1)
     assert calls[-1] == ("new",)
-    assert inputs.of_sampling(batch[::-1]) is not kept
+    turned = inputs.of_sampling(batch[::-1])
+    assert inputs.of_sampling(batch) is not turned
     inputs.of_cache(batch[::-1], 1)
     assert calls[-1] == ("new",)
 
