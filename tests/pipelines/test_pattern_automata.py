@@ -135,6 +135,32 @@ def test_patterns_that_are_not_read(pattern: str) -> None:
     assert unlike_pattern(pattern) is None and without_ahead(pattern) is None
 
 
+def test_codes_of_characters() -> None:
+    for code, sign in (
+        (r"\x41", "A"),
+        (r"\u0041", "A"),
+        (r"\x{41}", "A"),
+        (r"\u{1F642}", "🙂"),
+        (r"\x{0}", "\0"),
+    ):
+        assert read_pattern(f"{code}b[{code}-{code}]2") == read_pattern(f"{sign}b[{sign}]2")
+        for cut in (code[:-1], code[: code.index("}")] if "}" in code else code[:2]):
+            with pytest.raises(PatternError):
+                read_pattern(cut)
+    for code in (
+        r"\x{110000}",
+        r"\u{D800}",
+        r"\uDFFF",
+        r"\x{}",
+        r"\x4g",
+        r"\x+4",
+        r"\u 041",
+        r"\u0_41",
+    ):
+        with pytest.raises(PatternError, match="a code is no"):
+            read_pattern(code)
+
+
 def test_look_ahead_after_the_begin_is_not_read() -> None:
     assert without_ahead("^a(?!b)") is None and without_ahead("^(?!b)a(?!b)") is None
 

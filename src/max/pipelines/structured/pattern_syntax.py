@@ -23,6 +23,9 @@ _KINDS = {"d": _DIGITS, "w": _LETTERS, "s": _SPACES}
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 
 
+_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
+
+
 class PatternError(ValueError):
     """A pattern has something else than what is read here."""
 
@@ -242,16 +245,19 @@ class _Reader:
     def _code_point(self, sign: str) -> Ranges:
         if self._take("{"):
             end = self._text.find("}", self._at)
-            end = len(self._text) if end < 0 else end
+            if end < 0:
+                raise PatternError("a code does not end")
             digits, self._at = self._text[self._at : end], end + 1
         else:
             size = 2 if sign == "x" else 4
             digits = self._text[self._at : self._at + size]
             self._at += size
-        try:
-            code = int(digits, 16)
-        except ValueError as error:
-            raise PatternError("a code is no number") from error
+            if len(digits) < size:
+                raise PatternError("a code does not end")
+        # `int` takes signs, spaces and underlines too
+        if not digits or not set(digits) <= _HEXADECIMAL:
+            raise PatternError("a code is no number")
+        code = int(digits, 16)
         if code > LAST or 0xD800 <= code <= 0xDFFF:
             raise PatternError("a code is no character")
         return ((code, code),)
