@@ -92,18 +92,18 @@ def _weights(store: ModelStore, model: StoredModel, recipe: Recipe) -> Path:
     return store.find_or_open(recipe.base).path if recipe.base else model.path
 
 
-def with_adapter(shared: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def with_adapter(server_options: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a server's models with those of one model, whose adapter comes beside theirs.
 
     Args:
-        shared: Those of all models.
+        server_options: Those of all models.
         own: Those of the model, as :func:`config_values` returns them.
     """
-    both = {**shared, **own}
-    if own.get("enable_lora") and shared.get("enable_lora"):
-        both["lora_paths"] = [*shared.get("lora_paths", ()), *own["lora_paths"]]
-        both["max_lora_rank"] = max(shared.get("max_lora_rank", 16), own["max_lora_rank"])
-        both["max_num_loras"] = shared.get("max_num_loras", 16) + 1
+    both = {**server_options, **own}
+    if own.get("enable_lora") and server_options.get("enable_lora"):
+        both["lora_paths"] = [*server_options.get("lora_paths", ()), *own["lora_paths"]]
+        both["max_lora_rank"] = max(server_options.get("max_lora_rank", 16), own["max_lora_rank"])
+        both["max_num_loras"] = server_options.get("max_num_loras", 16) + 1
     return both
 
 
