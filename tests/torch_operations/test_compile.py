@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 torch = pytest.importorskip("torch")
 
 import max.torch.backend as backend  # noqa: E402
-from max.torch import explain  # noqa: E402
+from max.torch import compiled, explain  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +109,20 @@ def test_a_wrong_flag_is_an_error(monkeypatch):
     monkeypatch.setenv("MAX_CHECK", "most")
     with torch.no_grad(), pytest.raises(Exception, match="MAX_CHECK=most: expected"):
         torch.compile(Net().eval(), backend="max")(torch.rand(1, 3, 6, 6))
+
+
+def test_a_graph_that_is_not_compiled_runs_in_torch_with_a_warning(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise ValueError("a reason")
+
+    monkeypatch.setattr(compiled.InferenceSession, "compile", refuse)
+    net, x = Net().eval(), torch.rand(2, 3, 6, 6)
+    with torch.no_grad():
+        with pytest.warns(
+            UserWarning, match="run in torch, as their graph cannot be compiled: a reason"
+        ):
+            got, _ = torch.compile(net, backend="max")(x)
+        close(got, net(x)[0])
 
 
 def test_threads():

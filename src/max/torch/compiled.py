@@ -7,6 +7,7 @@ A module that is called with other parameters, as equal layers are, has a model 
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -172,6 +173,11 @@ class CompiledGraph:
                 for problem in error.problems:
                     self._left(problem.op, problem.node, problem.reason)
             else:
+                warnings.warn(
+                    f'torch.compile(backend="max"): {len(nodes)} ops run in torch, as their graph cannot be compiled: '
+                    f"{error}",
+                    stacklevel=2,
+                )
                 for node in nodes:
                     self._left(op_name(node), source_line(node), str(error))
             return self._module.forward
