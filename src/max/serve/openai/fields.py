@@ -39,11 +39,12 @@ class StrictBody(BaseModel):
         for field in self.model_fields_set:
             value = self.__dict__.get(field)
             items = value if isinstance(value, list) else (value,)
-            # lists have items of one type, so the first one tells
-            if items and isinstance(items[0], StrictBody):
+            # of thousands of tokens the first one tells
+            if items and not isinstance(items[0], int):
                 for index, item in enumerate(items):
-                    place = f"{field}.{index}" if items is value else field
-                    names += [f"{place}.{name}" for name in item._unknown_names()]
+                    if isinstance(item, StrictBody):
+                        place = f"{field}.{index}" if items is value else field
+                        names += [f"{place}.{name}" for name in item._unknown_names()]
         return names
 
 
