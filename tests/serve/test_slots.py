@@ -47,6 +47,13 @@ def test_prefixes_are_saved_restored_and_erased(
         assert change(http, "erase", "first.one").json()["n_erased"] == 7
         assert not file.exists() and change(http, "erase", "first.one").status_code == 400
         assert change(http, "other", "x").status_code in (400, 422)
+        for action, remedy in (
+            ("save", ""),
+            ("erase", "POST /reset_prefix_cache empties the cache"),
+        ):
+            unnamed = http.post("/slots/0", params={"action": action}, json={})
+            assert unnamed.status_code == 400 and f"the file to {action}" in unnamed.text
+            assert remedy in unnamed.text
         foreign = {"origin": "http://elsewhere.example"}
         refused = http.post("/slots/0?action=erase", json={"filename": "x"}, headers=foreign)
         assert refused.status_code == 403

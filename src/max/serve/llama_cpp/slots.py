@@ -25,7 +25,7 @@ router = APIRouter(tags=["llama.cpp"], route_class=BodyRoute)
 class SlotBody(StrictBody):
     """The body of ``/slots/{id}``."""
 
-    filename: Annotated[str, Field(max_length=100)] = "slot"
+    filename: Annotated[str, Field(max_length=100)] | None = None
     """The name of the file in the folder of ``--kv-cache-folder``."""
     model: Name | None = None
 
@@ -50,6 +50,9 @@ async def change_slot(body: SlotBody, request: Request) -> Response:
         raise ApiError(
             f"the action is {short_text(action)}, expected {', '.join(ACTIONS)}", param="action"
         )
+    if body.filename is None:
+        remedy = "; POST /reset_prefix_cache empties the cache" if action == "erase" else ""
+        raise ApiError(f"'filename' names the file to {action}{remedy}", param="filename")
     model = await state.model(body.model)
     begin = time.perf_counter()
     tokens, size = await model.engine.keep_prefixes(action, body.filename)
