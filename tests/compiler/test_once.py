@@ -13,10 +13,10 @@ from max._compiler.mok import OnceOp
 from max._compiler.passes import hoist_to_load
 from max._compiler.passes.base import ops_of
 from max._compiler.passes.hoist_to_load import compute_once, weights_only
-from max.driver import CPU
+from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
-from max.graph import DeviceRef, Graph, TensorType, ops
+from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 from max.mlir import GraphOp, MoOp, verify_module
 
 F = "f32, cpu:0"
@@ -341,3 +341,18 @@ def test_values_of_weights_only() -> None:
         "mo.tanh",
         "mo.exp",
     ]
+
+
+def test_callers_own_what_was_computed_at_load() -> None:
+    """An output is no memory of the model, whose later executions would give what the caller has written."""
+    device = DeviceRef.CPU()
+    with Graph("g", input_types=[TensorType(DType.float32, (2,), device)]) as graph:
+        weight = graph.add_weight(Weight("w", DType.float32, [100], device))
+        graph.output(ops.exp(weight), graph.inputs[0].tensor + 1)
+    values = np.linspace(0, 1, 100, dtype=np.float32)
+    model = InferenceSession(devices=[CPU()]).load(graph, weights_registry={"w": values})
+    for _ in range(2):
+        results = model.execute(Tensor.from_numpy(np.zeros(2, np.float32)))
+        result = np.from_dlpack(cast(Tensor, results[0]))
+        np.testing.assert_allclose(result, np.exp(values), 1e-6)
+        result[:] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from max.interfaces import PipelineTask, RequestID, SamplingParams, TextGenerationOutput
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.generation.batch_pipeline import limits_of
+from max.pipelines.generation.drafts import call_watch
 from max.pipelines.generation.drafts.call_watch import CallWatch
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.drafts.drafter import KINDS, Drafter, DraftersInTurn
@@ -85,6 +87,34 @@ def test_a_watch_asks_the_drafters_in_turn() -> None:
     assert not watch.pays([[21, 22, 23, 24], [3, 3, 3, 3], [53, 54, 55, 56]])
     assert [given[-1] for given in lengths.asked] == [(4).bit_length()]
     assert not watch.pays([[99], [99], [99]]) and watch.seconds > 0
+
+
+class OfKind(LookupDrafter):
+    """Finds a draft of a kind."""
+
+    def __init__(self, kind: int) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def match(self, context: Any, text: Any) -> int | None:
+        return self._kind
+
+
+@pytest.mark.parametrize("kind", [0, 1, KINDS - 2, KINDS - 1, KINDS, KINDS + 3])
+def test_the_greatest_kind_has_all_that_are_greater(kind: int) -> None:
+    lengths: Any = Lengths(set())
+    assert not CallWatch([context([1, 2])], ((KINDS, OfKind(kind)),), lengths).pays([[3]])
+    assert [asked[-1] for asked in lengths.asked] == [KINDS + min(kind, KINDS - 1)]
+
+
+def test_a_watch_counts_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((1.0, 3.5, 10.0, 10.25))
+    monkeypatch.setattr(call_watch, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    lengths: Any = Lengths(set())
+    watch = CallWatch([context([1, 2])], (), lengths)
+    assert watch.seconds == 0
+    for seconds in (2.5, 2.75):
+        assert not watch.pays([[3]]) and watch.seconds == seconds
 
 
 def test_a_draft_without_room_does_not_pay() -> None:
