@@ -120,6 +120,22 @@ def test_texts_in_other_configurations(plain, smaller, values) -> None:
         assert engine.scheduler.preemptions > 0
 
 
+def test_texts_of_two_devices(smaller) -> None:
+    """Each has a part of both models: drafts of a smaller model, and by look-up, change nothing."""
+    devices = "cpu:0,1"
+    plain = pipeline_of(device_specs=devices)
+    expected = generated(plain, requests(plain, 3))
+    drafting = pipeline_of(smaller, num_speculative_tokens=3, device_specs=devices)
+    assert texts(drafting, requests(drafting, 3)) == expected
+    assert drafting.metrics.draft_tokens_accepted > 0
+    released(drafting)
+    looking_up = always(
+        pipeline_of(speculative_method="ngram", num_speculative_tokens=6, device_specs=devices)
+    )
+    assert texts(looking_up, requests(looking_up, 3)) == expected
+    assert looking_up.draft_counts[1] > 0
+
+
 def test_the_draft_model_reads_each_token_once(drafting, monkeypatch) -> None:
     """Prompts by chunks and shared prefixes from its cache; after wrong tokens, it goes back and reads only these."""
     rows, model = [], drafting._draft.model
