@@ -294,7 +294,9 @@ def test_a_stop_while_a_worker_starts(cancels: int) -> None:
         return SimpleNamespace(kill=killed.set)
 
     async def whole() -> None:
-        settings: Any = SimpleNamespace(replicas=1, ray=None, max_replicas=None, watch=None)
+        settings: Any = SimpleNamespace(
+            replicas=1, ray=None, max_replicas=None, watch=None, cores=()
+        )
         starter: Any = start
         loading = later(load_model("a", settings, settings, starter))
         assert await asyncio.to_thread(starts.wait, WAIT_S)

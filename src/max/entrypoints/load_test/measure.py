@@ -71,9 +71,9 @@ class Sample:
         end: When it ended.
         pauses: The seconds between pieces of text after the first.
         prompt_tokens: The tokens of the prompt, as the server counts.
-        cached_tokens: Those of them that were cached, where the server says so.
         output_tokens: Those of the answer.
         error: Why it failed; empty where it did not.
+        cached_tokens: Those of the prompt that were cached, where the server says so.
     """
 
     begin: float
@@ -81,9 +81,9 @@ class Sample:
     end: float = 0.0
     pauses: MutableSequence[float] = field(default_factory=list)
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
+    cached_tokens: int = 0
 
 
 async def measure_one(target: Target, body: dict[str, Any], sample: Sample | None = None) -> Sample:
