@@ -141,9 +141,10 @@ def merged(model: torch.nn.Module, adapter: Adapter, scale: float = 1.0) -> torc
             module = copied.get_submodule(name)
             weight = cast(torch.Tensor, module.weight)
             turned = isinstance(module, Conv1D | torch.nn.Embedding)
+            product = low_rank.b.astype(np.float64) @ low_rank.a.astype(np.float64)
             # [outputs, inputs]
             w = (weight.T if turned else weight).double()
-            delta = low_rank.scale * torch.from_numpy(low_rank.b.astype(np.float64) @ low_rank.a)
+            delta = low_rank.scale * torch.from_numpy(product)
             new = w + delta
             if low_rank.magnitude is not None:
                 new = new * (torch.tensor(low_rank.magnitude) / new.norm(dim=1))[:, None]

@@ -1,13 +1,19 @@
-"""Adapters of every family of decoders against models of transformers with the same adapters merged."""
+"""Adapters of every family of decoders: PEFT makes, saves and runs those of linear layers and tables.
+
+What PEFT does not have (scales that multiply the whole change, and some layers) is compared with models of
+transformers that have the change in their weights.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from max.nn.transformer import ReturnLogits
 from max.pipelines.adapters.adapter import AdapterError
@@ -22,6 +28,7 @@ from tests.adapters.harness import (
     save_adapter,
     sizes,
 )
+from tests.adapters.peft_models import peft_model, save_peft
 from tests.architectures.families import CASES, tolerance, transformers_model
 from tests.architectures.llama_harness import reference_logits, relative_error
 
@@ -29,56 +36,109 @@ REFUSED = re.compile(
     r".*(kv_b_proj|router|router\.proj|mlp\.gate|mlp\.gate\.wg|shared_expert_gate|gate|wk|indexer)"
 )
 """Parts of models that take no adapters: an adapter of one is refused by the name of its tensor."""
+READ_PAST_MODULES = (
+    "mamba", "mamba_bias", "mamba2", "mamba2_groups", "falcon_h1", "falcon_h1_factors",
+    "nemotron_h", "nemotron_h_moe", "nemotron_h_latents",
+)  # fmt: skip
+"""PEFT refuses their `out_proj`, whose weight fused kernels of CUDA read past the module."""
+DENSE_BESIDE_EXPERTS = (
+    "qwen3_next", "qwen3_moe", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "deepseek_v3_gguf", "deepseek_v32",
+    "deepseek_v32_dense", "kimi_k2", "hunyuan_moe", "glm4_moe", "ernie4_5_moe", "ernie4_5_moe_interval", "dots1",
+)  # fmt: skip
+"""PEFT takes the names of their dense layers for those of the experts, which transformers stores as parameters."""
+NOT_OF_PEFT = {
+    **dict.fromkeys(READ_PAST_MODULES, ("out_proj",)),
+    **dict.fromkeys(DENSE_BESIDE_EXPERTS, ("gate_proj", "up_proj", "down_proj")),
+}
+"""The ends of the names of linear layers that we adapt and PEFT does not, by case."""
+WEIGHT_IS_READ = {"mamba", "mamba_bias", "jamba"}
+"""transformers reads the weight of `dt_proj` past the module, which would leave the adapter out: PEFT merges it."""
+KINDS: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+}
 QUICK = {"qwen3", "gpt2", "falcon_grouped", "lfm2_bias"}
 MAX_RANK = 6
 
 
 def adapters_of(
-    case: str, server: AdapterServer, rng: np.random.Generator, folder: Path, **options: Any
+    case: str,
+    server: AdapterServer,
+    rng: np.random.Generator,
+    folder: Path,
+    **options: Any,
 ) -> Any:
-    """A random adapter of all modules of a model that take adapters, in slot 1; checks that others are refused."""
-    modules = linear_modules(transformers_model(case))
+    """PEFT's model with a random adapter, in slot 1, of all modules that take one; others are refused by name."""
+    model = transformers_model(case)
+    modules = [n for n in linear_modules(model) if not n.endswith(NOT_OF_PEFT.get(case, ()))]
     while True:
-        tensors = random_adapter(
-            modules, rng, lambda: int(rng.integers(1, MAX_RANK + 1)), **options
-        )
-        path = save_adapter(folder, tensors, use_dora=bool(options.get("dora")))
-        adapter = read_adapter(path, MAX_RANK)
+        adapted = peft_model(model, modules, rng, MAX_RANK, **options)
+        adapter = read_adapter(save_peft(adapted, folder), MAX_RANK)
         try:
             server.place(1, adapter)
-            return adapter
+            break
         except AdapterError as error:
             named = re.search(r"the tensor 'base_model\.model\.(.*)\.lora_A\.weight'", str(error))
             assert named is not None, error
             assert REFUSED.fullmatch(named[1]), error
-            modules.pop(named[1])
+            # in all blocks, as PEFT may take a name of one block for that of all
+            end = "." + ".".join(named[1].split(".")[-2:])
+            modules = [name for name in modules if not name.endswith(end)]
+    if case in WEIGHT_IS_READ:
+        adapted.merge_adapter()
+    return adapted
+
+
+def check(
+    case: str,
+    server: AdapterServer,
+    rng: np.random.Generator,
+    models: tuple[torch.nn.Module, torch.nn.Module],
+    scales: Sequence[float] = (),
+) -> None:
+    """A sequence with the adapter of slot 1 and one without, in a batch; then a step of both."""
+    texts = [rng.integers(0, 61, min(n, CASES[case].max_seq_len)).tolist() for n in (23, 17)]
+    wanted = [reference_logits(m, text) for m, text in zip(models, texts, strict=True)]
+    assert relative_error(wanted[0], reference_logits(models[1], texts[0])) > 0.1, "no effect"
+    bound = max(tolerance(case), 1e-4)
+    for rows in (slice(0, -1), slice(-1, None)):
+        parts = {n: text[rows] for n, text in enumerate(texts)}
+        step = server.step(parts, adapters=[1, -1], scales=scales)
+        for logits, expected, model, text in zip(step.logits, wanted, models, texts, strict=True):
+            error = relative_error(logits, expected[rows])
+            assert error < bound or error < rounding_bound(model, text)
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.long) for c in CASES]
+    ("case", "kind"),
+    [
+        pytest.param(case, kind, marks=() if case in QUICK else pytest.mark.long)
+        for number, case in enumerate(CASES)
+        for kind in (KINDS if case in QUICK else [list(KINDS)[number % len(KINDS)]])
+    ],
 )
-def test_adapters_of_all_layers(rng: np.random.Generator, case: str, tmp_path: Path) -> None:
-    """A sequence with an adapter and one without, in a batch; then a step of both."""
-    model = transformers_model(case)
+def test_adapters_of_all_layers(
+    rng: np.random.Generator, case: str, kind: str, tmp_path: Path
+) -> None:
+    """The model that PEFT runs is the reference; each module has a rank, and every second one an alpha of its own."""
     server = AdapterServer(
         case, "interpreter", 3, MAX_RANK, page_size=5, return_logits=ReturnLogits.ALL
     )
-    adapter = adapters_of(case, server, rng, tmp_path)
-    references = merged(model, adapter), model
-    longest = CASES[case].max_seq_len
-    texts = [rng.integers(0, 61, min(n, longest)).tolist() for n in (23, 17)]
-    bounds = [
-        max(tolerance(case), 1e-4, rounding_bound(m, text))
-        for m, text in zip(references, texts, strict=True)
-    ]
-    wanted = [reference_logits(m, text) for m, text in zip(references, texts, strict=True)]
-    assert relative_error(wanted[0], reference_logits(model, texts[0])) > 0.1, "no effect"
-    first = server.step({n: text[:-1] for n, text in enumerate(texts)}, adapters=[1, -1])
-    for logits, expected, bound in zip(first.logits, wanted, bounds, strict=True):
-        assert relative_error(logits, expected[:-1]) < bound
-    last = server.step({n: text[-1:] for n, text in enumerate(texts)}, adapters=[1, -1])
-    for logits, expected, bound in zip(last.logits, wanted, bounds, strict=True):
-        assert relative_error(logits, expected[-1:]) < bound
+    adapted = adapters_of(case, server, rng, tmp_path, **KINDS[kind])
+    check(case, server, rng, (adapted, transformers_model(case)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", NOT_OF_PEFT)
+def test_layers_that_peft_lacks(rng: np.random.Generator, case: str, tmp_path: Path) -> None:
+    """We adapt them too; the reference is the model of transformers with the change in its weights."""
+    model = transformers_model(case)
+    server = AdapterServer(case, "interpreter", 2, 4, page_size=5, return_logits=ReturnLogits.ALL)
+    modules = {n: m for n, m in linear_modules(model).items() if n.endswith(NOT_OF_PEFT[case])}
+    adapter = read_adapter(save_adapter(tmp_path, random_adapter(modules, rng, lambda: 4)), 4)
+    server.place(1, adapter)
+    check(case, server, rng, (merged(model, adapter), model))
 
 
 @pytest.mark.parametrize(
@@ -95,23 +155,7 @@ def test_whole_weights(rng: np.random.Generator, case: str, tmp_path: Path) -> N
     own = random_whole_weights(model, rng)
     adapter = read_adapter(save_adapter(tmp_path, {**own, **low_rank}), 3)
     server.place(1, adapter)
-    texts = [rng.integers(0, 61, min(n, CASES[case].max_seq_len)).tolist() for n in (23, 17)]
-    slots, scales = [1, -1], [0.75, 1.0]
-    references = merged(model, adapter, 0.75), model
-    bounds = [
-        max(tolerance(case), 1e-4, rounding_bound(m, text))
-        for m, text in zip(references, texts, strict=True)
-    ]
-    wanted = [reference_logits(m, text) for m, text in zip(references, texts, strict=True)]
-    assert relative_error(wanted[0], reference_logits(model, texts[0])) > 0.1, "no effect"
-    first = {n: text[:-1] for n, text in enumerate(texts)}
-    step = server.step(first, adapters=slots, scales=scales)
-    for logits, expected, bound in zip(step.logits, wanted, bounds, strict=True):
-        assert relative_error(logits, expected[:-1]) < bound
-    last = {n: text[-1:] for n, text in enumerate(texts)}
-    step = server.step(last, adapters=slots, scales=scales)
-    for logits, expected, bound in zip(step.logits, wanted, bounds, strict=True):
-        assert relative_error(logits, expected[-1:]) < bound
+    check(case, server, rng, (merged(model, adapter, 0.75), model), [0.75, 1.0])
 
 
 @pytest.mark.parametrize("case", ["qwen3", "gpt2"])
@@ -171,26 +215,14 @@ def test_ranks_and_scales_in_one_batch(rng: np.random.Generator, tmp_path: Path)
         assert relative_error(logits, reference_logits(single, text)) < 1e-4, slot
 
 
-@pytest.mark.parametrize("case", ["qwen3", "gpt2"])
-def test_dora_of_all_layers(rng: np.random.Generator, case: str, tmp_path: Path) -> None:
-    model = transformers_model(case)
-    server = AdapterServer(case, "interpreter", 2, MAX_RANK, return_logits=ReturnLogits.ALL)
-    adapter = adapters_of(case, server, rng, tmp_path, dora=True)
-    text = rng.integers(0, 61, 11).tolist()
-    step = server.step({"a": text}, adapters=[1])
-    assert relative_error(step.logits[0], reference_logits(merged(model, adapter), text)) < 1e-4
-
-
 def test_variable_logits(rng: np.random.Generator, tmp_path: Path) -> None:
     """The output layer has rows of its own: the last tokens of each request."""
     model = transformers_model("qwen3")
     server = AdapterServer("qwen3", "engine", 2, 6, return_logits=ReturnLogits.VARIABLE)
-    adapter = adapters_of("qwen3", server, rng, tmp_path)
+    adapted = adapters_of("qwen3", server, rng, tmp_path)
     texts = [rng.integers(0, 61, n).tolist() for n in (6, 4, 5)]
     step = server.step(dict(enumerate(texts)), n=3, adapters=[1, -1, 1])
-    for text, logits, single in zip(
-        texts, step.logits, (merged(model, adapter), model, merged(model, adapter)), strict=True
-    ):
+    for text, logits, single in zip(texts, step.logits, (adapted, model, adapted), strict=True):
         assert relative_error(logits, reference_logits(single, text)[-3:]) < 1e-4
 
 

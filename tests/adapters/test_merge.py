@@ -38,7 +38,8 @@ def test_merged_weights(tmp_path: Path, dora: bool) -> None:
         if module is None:
             np.testing.assert_array_equal(array, before)
             continue
-        new = before.astype(np.float64) + module.scale * (module.b.astype(np.float64) @ module.a)
+        product = module.b.astype(np.float64) @ module.a.astype(np.float64)
+        new = before.astype(np.float64) + module.scale * product
         if module.magnitude is not None:
             new *= (module.magnitude / np.linalg.norm(new, axis=1))[:, None]
         np.testing.assert_allclose(array.astype(np.float64), new, rtol=0.01, atol=1e-3)
