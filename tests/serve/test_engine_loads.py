@@ -65,7 +65,7 @@ def test_routers_weigh_the_requests_of_each_other() -> None:
             await until(lambda: others(clients[1]) == 9)
         # cancelled requests are no load any more
         await until(lambda: [others(each) for each in clients] == [0, 0, 0])
-        assert server.owner.all_open_requests == 0
+        await until(lambda: server.owner.all_open_requests == 0)
 
     run(4, test)
 
