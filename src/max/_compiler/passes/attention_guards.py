@@ -15,7 +15,7 @@ from max.mlir.ops.elementwise import CastOp, EqualOp, IsNanOp, SelectOp
 from max.mlir.ops.reduction import ReduceMaxOp
 from max.mlir.ops.shape import BroadcastToOp
 
-__all__ = ["NO_GUARD", "Guard", "guard_of", "number_of"]
+__all__ = ["Guard", "guard_of", "number_of"]
 
 
 class Guard(NamedTuple):
@@ -33,15 +33,12 @@ class Guard(NamedTuple):
     reader: MoOp | None
 
 
-NO_GUARD = ""
-
-
 def guard_of(softmax: MoOp) -> Guard:
     """The guard of a softmax, if nothing else reads its probabilities."""
     value = softmax.results[0]
     users = [use.operation for use in value.uses]
     selects = [user for user in users if type(user) is SelectOp]
-    none = Guard(NO_GUARD, value, None)
+    none = Guard("", value, None)
     if len(selects) != 1:
         return none
     condition, zero, kept = selects[0].operands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import hexdigits
 from typing import TypeAlias
 
 from max._dataclass import dataclass
@@ -21,9 +22,6 @@ _SPACES: Ranges = (
 )  # fmt: skip
 _KINDS = {"d": _DIGITS, "w": _LETTERS, "s": _SPACES}
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
-
-
-_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 class PatternError(ValueError):
@@ -255,7 +253,7 @@ class _Reader:
             if len(digits) < size:
                 raise PatternError("a code does not end")
         # `int` takes signs, spaces and underlines too
-        if not digits or not set(digits) <= _HEXADECIMAL:
+        if not digits or not set(digits) <= set(hexdigits):
             raise PatternError("a code is no number")
         code = int(digits, 16)
         if code > LAST or 0xD800 <= code <= 0xDFFF:
