@@ -8,7 +8,6 @@ the first call with empty caches, less a later call. torchvision and timm come f
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,24 +16,24 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.compiled_models import MODELS
-from benchmarks.peers import python
+from benchmarks.imported import compare
+from benchmarks.peers import packages
 from benchmarks.runner import Worker, exit_on_sigterm, interleave, machine, ratio
+from benchmarks.summary import geometric_mean
 
 HEAD = [
     "| model | Supremum, ms | inductor, ms | torch, ms | of inductor | of torch | compiled in, s | inductor, s |",
     "|" + "---|" * 8,
 ]
-TOLERANCE = 1e-3
-"""How far results may be from those of eager torch, relative to their norm."""
 
 
 def _start(name: str, cache: str) -> list[Worker]:
     """Our backend, inductor, and eager torch."""
-    reader = python("exporters")
-    packages = next((reader.parents[1] / "lib").glob("*/site-packages")) if reader else ""
     env = {"MAX_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
     return [
-        Worker(f"benchmarks.workers.compiled_{engine}", env, model=name, packages=str(packages))
+        Worker(
+            f"benchmarks.workers.compiled_{engine}", env, model=name, packages=packages("exporters")
+        )
         for engine in ("max", "inductor", "torch")
     ]
 
@@ -47,9 +46,7 @@ def _row(name: str, workers: Sequence[Worker], runs: int, seconds: float, result
         compiled.append(worker.call("first", path=str(path))["first_s"])
         arrays.append(np.load(path))
     for worker, array in zip(workers, arrays, strict=True):
-        error = np.linalg.norm(np.float64(array) - arrays[-1])
-        if not error <= TOLERANCE * float(np.linalg.norm(arrays[-1])):
-            raise RuntimeError(f"{name}, {worker.name}: an error of {error:.2g}")
+        compare(f"{name}, {worker.name}", [array], arrays[-1:])
     found = interleave(workers, "run", runs, settle="ms", seconds=seconds)
     ours, inductor, eager = (found[worker.name]["ms"] for worker in workers)
     spent = [max(s - x.median / 1e3, 0.0) for s, x in zip(compiled, (ours, inductor), strict=False)]
@@ -84,9 +81,7 @@ def main() -> None:
     for line in measure(args.models, args.runs, args.seconds):
         print(line, flush=True)
         rows.append(line.split("|"))
-    means = [
-        math.exp(statistics.fmean(math.log(float(row[i])) for row in rows[2:])) for i in (5, 6)
-    ]
+    means = [geometric_mean([float(row[i]) for row in rows[2:]]) for i in (5, 6)]
     shares = statistics.median(float(row[7]) / max(float(row[8]), 0.1) for row in rows[2:])
     print(
         f"Geometric means: {means[0]:.2f} of inductor, {means[1]:.2f} of eager torch. "

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.encoder_files import write_encoder
-from benchmarks.peers import FOLDER, llama_python, python
+from benchmarks.peers import llama_python, packages, python
 from benchmarks.runner import Samples, Worker, exit_on_sigterm, machine, ratio, serve
 
 # fields of transformers' BertConfig
@@ -133,10 +133,9 @@ def serve_vectors(
 def _start(model: str, folder: Path) -> list[Worker]:
     """The engines that are installed; torch, the first, makes the files of the others."""
     interpreter = python("onnx")
-    packages = next((FOLDER / "onnx" / "lib").glob("*/site-packages")) if interpreter else ""
     common = {"model": model, "folder": str(folder)}
     peers = "benchmarks.workers.torch_embeddings"
-    workers = [Worker(peers, packages=str(packages), **common)]
+    workers = [Worker(peers, packages=packages("onnx"), **common)]
     workers.append(Worker("benchmarks.workers.supremum_embeddings", **common))
     if interpreter:
         worker = "benchmarks.workers.onnxruntime_embeddings"

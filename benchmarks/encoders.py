@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import FOLDER, python
+from benchmarks.peers import packages, python
 from benchmarks.runner import Samples, Worker, exit_on_sigterm, machine, ratio
 
 TOKENS, SIDE, CLASSES = 128, 224, 1000
@@ -122,9 +122,8 @@ def _start(model: str, dtype: str, folder: Path) -> list[Worker]:
     """The engines that are installed and have the dtype, with the model's files made; torch is the second."""
     common = {"model": model, "dtype": dtype, "folder": str(folder)}
     found = python("onnx")
-    packages = next((FOLDER / "onnx" / "lib").glob("*/site-packages")) if found else None
     # torch makes the files that the others read
-    torch = Worker("benchmarks.workers.torch_models", packages=str(packages or ""), **common)
+    torch = Worker("benchmarks.workers.torch_models", packages=packages("onnx"), **common)
     workers = [Worker("benchmarks.workers.supremum_models", **common), torch]
     if found and dtype == "float32":
         workers.append(Worker("benchmarks.workers.onnxruntime_models", python=found, **common))

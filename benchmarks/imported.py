@@ -8,7 +8,6 @@ alternate. The peers' environments are `onnx`, `openvino` and `exporters` of `be
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import python
+from benchmarks.peers import packages, python
 from benchmarks.runner import ROOT, Samples, Worker, exit_on_sigterm, interleave, machine, ratio
+from benchmarks.summary import geometric_mean
 
 IMAGES = (
     "resnet-50",
@@ -109,8 +109,7 @@ def _start(name: str, folder: Path, with_torch: bool) -> list[Worker]:
     """Ours, ONNX Runtime, and the other engines that are installed and can run the model."""
     common = {"model": name, "folder": str(folder)}
     reader = python("onnx")
-    packages = next((reader.parents[1] / "lib").glob("*/site-packages")) if reader else ""
-    workers = [Worker("benchmarks.workers.onnx_ours", packages=str(packages), **common)]
+    workers = [Worker("benchmarks.workers.onnx_ours", packages=packages("onnx"), **common)]
     workers.append(Worker("benchmarks.workers.onnx_onnxruntime", python=reader, **common))
     if (interpreter := python("openvino")) and name not in ("trees", "silero-vad"):
         workers.append(Worker("benchmarks.workers.onnx_openvino", python=interpreter, **common))
@@ -184,7 +183,7 @@ def main() -> None:
     for line in measure(args.folder, args.models, args.runs, args.seconds, args.torch):
         print(line, flush=True)
         rows.append(line.split("|"))
-    means = [math.exp(np.mean([math.log(float(row[i])) for row in rows[2:]])) for i in (-3, -2)]
+    means = [geometric_mean([float(row[i]) for row in rows[2:]]) for i in (-3, -2)]
     print(f"Geometric means: {means[0]:.2f} of ONNX Runtime, {means[1]:.2f} of the best peer.")
 
 

@@ -84,6 +84,11 @@ def python(peer: str) -> Path | None:
     return path if path.exists() else None
 
 
+def packages(peer: str) -> str:
+    """The folder with the packages of a peer's environment; empty where it is not installed."""
+    return next((str(path) for path in (FOLDER / peer / "lib").glob("*/site-packages")), "")
+
+
 def llama_python() -> Path | None:
     """The interpreter with llama.cpp for this machine, which is that for AVX2 where the machine has no more; None: not installed."""
     only_avx2 = set(_this_machine().split()) == set(_AVX2.split())
