@@ -140,8 +140,9 @@ def max_backend(
 ) -> Callable[..., Any]:
     """The backend of ``torch.compile(model, backend="max")``.
 
-    It compiles for inference. Where gradients are needed the graph runs in torch, with a warning, once; so do ops that
-    have no function. Parameters and buffers are prepared once, and again when torch has changed them in place.
+    It compiles for inference. Where gradients are needed the graph runs in torch, with a warning, once; so does a graph
+    that cannot be compiled, with a warning that says why, and so do ops that have no function. Parameters and buffers
+    are prepared once, and again when torch has changed them in place.
 
     Args:
         module: The graph.
