@@ -84,9 +84,10 @@ if TYPE_CHECKING:
         lang.print,
         lang.round,
     )
-    assume, brief, run_time, static_assert, static_range, unroll = (
+    assume, brief, opaque, run_time, static_assert, static_range, unroll = (
         lang.assume,
         lang.brief,
+        lang.opaque,
         lang.run_time,
         lang.static_assert,
         lang.static_range,
@@ -152,7 +153,7 @@ _NAMES = {
         "f8e4m3fn f8e4m3fnuz f8e5m2 f8e5m2fnuz f16 f32 f64 i8 i16 i32 i64 scalar_type u8 u16 u32 u64"
     ),
     "max.kernel.language.lang": (
-        "abs all any max min print round assume brief run_time static_assert static_range unroll bitcast cast "
+        "abs all any max min print round assume brief opaque run_time static_assert static_range unroll bitcast cast "
         "cast_unchecked ceil floor trunc copysign fma sqrt ceildiv isinf isnan concat deinterleave interleave "
         "iota lookup permute select shuffle splat popcount count_leading_zeros count_trailing_zeros reduce_add "
         "reduce_max reduce_min reduce_mul dot_bf16 dot_i8 dot_i16 matrix_tiles target tile vectors"

@@ -30,6 +30,7 @@ _FIXED = frozenset(
         "masked_gather",
         "read",
         "atomic_add",
+        "opaque",
         "floordiv",
         "mod",
         "udiv",
@@ -38,7 +39,9 @@ _FIXED = frozenset(
     }
 )
 #: Ops whose value depends on memory: never shared.
-_IMPURE = frozenset({"load", "masked_load", "gather", "masked_gather", "read", "atomic_add"})
+_IMPURE = frozenset(
+    {"load", "masked_load", "gather", "masked_gather", "read", "atomic_add", "opaque"}
+)
 
 
 class Scope:

@@ -240,6 +240,7 @@ OPS: dict[str, tuple[int | None, Rule]] = {
             and isinstance(s.attr, ScalarType)
         ),
     ),
+    "opaque": (1, lambda s: _types(s) == [INDEX] and s.ref.type is INDEX),
     "address": (1, lambda s: _types(s) == [POINTER] and s.ref.type is INDEX),
     "load": (1, lambda s: _types(s) == [POINTER]),
     "masked_load": (3, _masked_load),

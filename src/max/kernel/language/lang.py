@@ -368,6 +368,15 @@ def run_time(x: Any) -> Any:
     return x
 
 
+def opaque(x: Any) -> Any:
+    """An integer that no optimization sees through; loads are neither moved across it nor shared with earlier ones.
+
+    It takes no instruction. In unrolled code the compiler otherwise keeps in registers what several pieces load, and
+    spills it where there are too few of them.
+    """
+    return x
+
+
 def static_assert(cond: Any, message: str = "") -> None:
     """Stops the compilation where a condition known at compile time does not hold."""
     if not cond:

@@ -151,6 +151,11 @@ def atomic_add(w: Writer, s: Let) -> None:
     )
 
 
+def opaque(w: Writer, s: Let) -> None:
+    """An integer that LLVM does not see through; loads do not move across it."""
+    w.out(f'%v{s.ref.id} = call i64 asm sideeffect "", "=r,0,~{{memory}}"(i64 {w.atom(s.args[0])})')
+
+
 def _slot_pointer(w: Writer, slot: int, index: Atom, type: str) -> str:
     """The pointer to an element of a slot."""
     base = w.slots[slot]

@@ -40,6 +40,7 @@ from max.kernel.lowering.memory import (
     gep,
     load,
     masked_load,
+    opaque,
     read_slot,
 )
 from max.kernel.lowering.reductions import mask_reduce, reduce, reduce_extremum
@@ -100,6 +101,7 @@ OPS: dict[str, Callable[[Writer, Let], None]] = {
     "pair_dot_i8": pair_dot_i8,
     "dot_i16": dot_i16,
     "atomic_add": atomic_add,
+    "opaque": opaque,
     "libm": libm,
     "ult": lambda w, s: binary(w, s, "icmp ult"),
     "uge": lambda w, s: binary(w, s, "icmp uge"),

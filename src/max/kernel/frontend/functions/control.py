@@ -85,6 +85,11 @@ def _forget_interval(fe: Frontend, index: Index) -> Ref:
     return fe.b.read(slot, INDEX)
 
 
+@FUNCTIONS.emits(lang.opaque)
+def emit_opaque(fe: Frontend, x: Any) -> Any:
+    return fe.b.op("opaque", (fe.b.index(as_index(fe, x)),), INDEX)
+
+
 @FUNCTIONS.emits(lang.static_assert)
 def emit_static_assert(
     fe: Frontend, cond: Any, message: str = "the condition does not hold"
