@@ -42,7 +42,9 @@ def canonical(
         found = [op for op in block.ops if isinstance(op, MoOp) and op.name != "mo.output"]
         if all(op.name.startswith("mo.") for op in found):
             (result,) = _interpreter.run(module, [x])
-            np.testing.assert_array_equal(result, expected)
+            # NumPy's powers differ from its roots in the last bit on some processors
+            error = 2.0**-22 if any(op.name == "mo.rsqrt" for op in found) else 0.0
+            np.testing.assert_allclose(result, expected, error)
             assert result.dtype == expected.dtype
             np.testing.assert_array_equal(np.signbit(result), np.signbit(expected))
     names = [op.name.partition(".")[2] for op in found]

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from max._backends.cpu.kernels.products.dense.gemm import reads_rows_in_place
+from max._backends.cpu.kernels.products.dense.packed_matmul import (
+    ROW_THRESHOLD,
+    default_threshold,
+)
 from max._backends.cpu.kernels.products.dense.panels import panel_elements
 from max.dtype import DType
+from max.kernel import CPUTarget
 from tests.cpu_kernels.harness import Runner, interpreted, run
 
 BF16 = ml_dtypes.bfloat16
@@ -104,3 +109,49 @@ def test_rows_that_are_read_in_place() -> None:
     assert not reads_rows_in_place(bf16, bf16, 33) and not reads_rows_in_place(f32, bf16, 33)
     assert reads_rows_in_place(f16, f16, 33) and reads_rows_in_place(f32, f32, "k")
     assert not reads_rows_in_place(bf16, bf16, "k")
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32])
+@pytest.mark.parametrize("inner", [1, 2, 15, 32, 33, 67])
+def test_rows_that_take_pieces_of_a_panel(dtype: type, inner: int) -> None:
+    """With vectors of 256 bits halves of the columns alternate in pieces; an odd last element has no pair."""
+    rng = np.random.default_rng(inner)
+    w = rng.standard_normal((35, inner)).astype(dtype)
+    panels = [(dtype, (2, panel_elements(inner)))]
+    (weight,) = run("mok.pack", [w], panels, {"encoding": "rows"})
+    attributes = {"encoding": "rows", "columns": 35, "streamed": False}
+    for rows in (3, 4, 7):
+        x = rng.standard_normal((rows, inner)).astype(dtype)
+        result = [(np.float32, (rows, 35))]
+        (got,) = run("mok.packed_matmul", [x, weight], result, attributes, machine="avx2", few=64)
+        want = x.astype(np.float64) @ w.astype(np.float64).T
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+@pytest.mark.parametrize("rows", [9, 12, 31, 64])
+def test_both_paths_have_the_same_bits(dtype: type, rows: int) -> None:
+    """Passes of eight rows and fewer, and register tiles, whatever the row threshold is."""
+    rng = np.random.default_rng(rows)
+    x, w = (rng.standard_normal((n, 600)).astype(dtype) for n in (rows, 70))
+    panels = [(dtype, (3, panel_elements(600)))]
+    (weight,) = run("mok.pack", [w], panels, {"encoding": "rows"})
+    attributes = {"encoding": "rows", "columns": 70, "streamed": False}
+    result = [(np.float32, (rows, 70))]
+    few, many = (
+        run("mok.packed_matmul", [x, weight], result, attributes, few=limit)[0] for limit in (64, 0)
+    )
+    np.testing.assert_array_equal(few, many)
+    want = x.astype(np.float64) @ w.astype(np.float64).T
+    np.testing.assert_allclose(few, want, rtol=1e-4, atol=1e-4)
+
+
+def test_default_row_thresholds() -> None:
+    """Those of Zen 4 are for passes of eight rows, which vectors of 256 bits do not have."""
+    wide = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512bf16"})
+    zen4, other = (CPUTarget(wide, "x86_64", name) for name in ("znver4", "znver5"))
+    narrow = CPUTarget(frozenset({"avx2", "fma"}), "x86_64", "znver4")
+    kinds = ("float32", "coded float32", "halved float32", "coded bfloat16", "float16")
+    assert [default_threshold(zen4, kind) for kind in kinds] == [64, 64, 16, 12, ROW_THRESHOLD]
+    for target in (other, narrow):
+        assert {default_threshold(target, kind) for kind in kinds} == {ROW_THRESHOLD}

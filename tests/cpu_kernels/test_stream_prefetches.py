@@ -12,7 +12,11 @@ from max import kernel as k
 from max._backends.cpu.kernels.library import CPU_KERNELS
 from max._backends.cpu.kernels.products.dense.coded import coded_bytes
 from max._backends.cpu.kernels.products.dense.panels import gemv_passes, panel_elements
-from max._backends.cpu.kernels.products.streams import stream_distances
+from max._backends.cpu.kernels.products.streams import (
+    BYTES,
+    ELEMENTS,
+    stream_distances,
+)
 from max._backends.cpu.runtime.llvm_compiler import Compiler, Machine
 from max._backends.kernel_call import Arg, Operand
 from max.dtype import DType
@@ -75,7 +79,8 @@ def displacement(line: str) -> int:
 def test_loops_over_a_panel_prefetch_each_line_twice(
     dtype: DType, encoding: str, name: str
 ) -> None:
-    distances = stream_distances(k.CPUTarget(FEATURES, "x86_64", name), 1)
+    form = BYTES if encoding == "int8 rows" else ELEMENTS
+    distances = stream_distances(k.CPUTarget(FEATURES, "x86_64", name), 1, form)
     assert distances is not None
     near, far = distances.near, distances.far
     assert 0 < near < far
@@ -107,14 +112,16 @@ def rows_of(loop: list[str], dtype: DType, encoding: str) -> int:
 
 @pytest.mark.plain_code
 @pytest.mark.parametrize(
-    ("dtype", "encoding", "lines"),
+    ("dtype", "encoding", "lines", "fewest"),
     [
-        (DType.float32, "rows", 2),
-        (DType.bfloat16, "rows", 2),
-        (DType.bfloat16, "coded bfloat16", 3),
+        (DType.float32, "rows", 2, 8),
+        (DType.bfloat16, "rows", 2, 8),
+        (DType.bfloat16, "coded bfloat16", 3, 4),
     ],
 )
-def test_zen4_prefetches_for_five_rows_and_more(dtype: DType, encoding: str, lines: int) -> None:
+def test_zen4_prefetches_where_lines_are_multiplied_for_long(
+    dtype: DType, encoding: str, lines: int, fewest: int
+) -> None:
     """Loops over a panel by their rows: each has one product a row, and none for padding."""
     found: dict[int, list[int]] = {}
     for loop in loops_of(dtype, encoding, "znver4"):
@@ -127,7 +134,7 @@ def test_zen4_prefetches_for_five_rows_and_more(dtype: DType, encoding: str, lin
     counts = {count for count, _ in gemv_passes(k.CPUTarget(FEATURES, "x86_64", "znver4"))}
     assert counts == {1, 2, 3, 4, 5, 6, 8} <= found.keys()
     for rows in counts:
-        assert (max(found[rows]) > 0) == (rows >= 5)
+        assert (max(found[rows]) > 0) == (rows >= fewest)
 
 
 @pytest.mark.parametrize("registers", [16, 32])

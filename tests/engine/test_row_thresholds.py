@@ -14,6 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from max._backends.cpu.kernels.products.dense.packed_matmul import (
+    default_threshold as dense_threshold,
+)
 from max._backends.cpu.kernels.products.quantized.packed import FORMATS
 from max._backends.cpu.kernels.products.quantized.packed_matmul import default_threshold
 from max._backends.cpu.kernels.products.quantized.unpacking import quantized_tiling
@@ -35,6 +38,8 @@ from max.graph.quantization import QuantizationEncoding
 
 DEVICE = DeviceRef.CPU()
 N, K = 640, 768
+GUESS = dense_threshold(native_target(), "float32")
+"""The row threshold of float32 without a measurement."""
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +122,7 @@ def test_the_threshold_is_where_the_ways_cross(monkeypatch, encoding: str, cross
     guesses = limits_of(model := product_model(encoding))
     target = native_target()
     q4 = default_threshold(target, quantized_tiling(target, FORMATS["Q4_0"]))
-    assert guesses == {{"float32": 8, "Q4_0": q4}[encoding]} and not asked, (
+    assert guesses == {{"float32": GUESS, "Q4_0": q4}[encoding]} and not asked, (
         "a load measures nothing"
     )
     (limit,) = limits_of(measured(model))
@@ -178,7 +183,7 @@ def test_the_guess_stays(monkeypatch, why: str) -> None:
         monkeypatch.setattr(
             threshold_measurement.time, "process_time", itertools.count(0, step).__next__
         )
-        assert limits_of(measured(product_model("float32"))) == {8}
+        assert limits_of(measured(product_model("float32"))) == {GUESS}
         (known,) = row_thresholds.process_thresholds._known.values()
         assert known.quality == (0 if why == "a busy machine" else known.quality)
         return
@@ -189,13 +194,13 @@ def test_the_guess_stays(monkeypatch, why: str) -> None:
     monkeypatch.setattr(threshold_measurement.Measurement, "_few_is_faster", never)
     if why == "switched off":
         with flags.override(MAX_AUTOTUNE=False):
-            assert limits_of(measured(product_model("float32"))) == {8}
+            assert limits_of(measured(product_model("float32"))) == {GUESS}
     elif why == "little weights":
-        assert limits_of(measured(product_model("float32", layers=1, n=64))) == {8}
+        assert limits_of(measured(product_model("float32", layers=1, n=64))) == {GUESS}
     else:
         monkeypatch.undo()
         with flags.override(MAX_AUTOTUNE=True):
-            assert limits_of(measured(product_model("float32", rows=5))) == {8}
+            assert limits_of(measured(product_model("float32", rows=5))) == {GUESS}
 
 
 def test_a_better_measurement_replaces_a_worse_one(monkeypatch) -> None:
@@ -210,7 +215,7 @@ def test_a_better_measurement_replaces_a_worse_one(monkeypatch) -> None:
         row_thresholds.process_thresholds._known.clear()
         used.append(limits_of(measured(product_model("float32"))))
     # too noisy to use; used; worse than the stored one; from a quiet machine, so not measured again
-    assert used == [{8}, {20}, {20}, {10}, {10}]
+    assert used == [{GUESS}, {20}, {20}, {10}, {10}]
     assert next(answers, None) is None
     row_thresholds.process_thresholds._known.clear()
     assert limits_of(product_model("float32")) == {10}
@@ -223,13 +228,13 @@ def test_damaged_entries_are_not_used(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(threshold_measurement.Measurement, "_few_is_faster", few_is_faster)
     (limit,) = limits_of(measured(product_model("float32")))
-    assert limit != 8
+    assert limit != GUESS
     (entry,) = (path for path in (tmp_path / "limits").rglob("*") if path.is_file())
     sound = entry.read_bytes()
     for data in (sound[:-1], sound[:-1] + bytes([sound[-1] ^ 1]), b"", sound + b"x"):
         entry.write_bytes(data)
         row_thresholds.process_thresholds._known.clear()
-        assert limits_of(product_model("float32")) == {8}
+        assert limits_of(product_model("float32")) == {GUESS}
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -250,7 +255,7 @@ def test_the_idle_thread_measures_after_the_first_execution(monkeypatch) -> None
     )
     model = product_model("float32")
     time.sleep(0.3)
-    assert limits_of(model) == {8}, "it has not run yet"
+    assert limits_of(model) == {GUESS}, "it has not run yet"
     run(model, 3, "float32")
     wait_for(lambda: limits_of(model) == {33})
 
@@ -302,7 +307,7 @@ def test_a_device_that_is_never_idle_learns_between_executions(monkeypatch) -> N
     assert threshold_measurement.stats.num_measured == before + 1 and count > 4
     (known,) = row_thresholds.process_thresholds._known.values()
     used = known.quality >= row_thresholds.USABLE
-    assert limits_of(model) == {known.rows if used else 8}
+    assert limits_of(model) == {known.rows if used else GUESS}
     # a usable result is not measured again
     row_thresholds.process_thresholds._known[job.unsure.key] = row_thresholds.Threshold(5, 0.7)
     idle_measurement._idler._measure_between(job)

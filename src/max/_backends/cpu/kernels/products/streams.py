@@ -8,7 +8,10 @@ from typing import NamedTuple
 from max import kernel as k
 from max._backends.cpu.kernels.tiles.strips import CACHE_LINE, L1, L2
 
-__all__ = ["StreamDistances", "prefetch_stream", "stream_distances"]
+__all__ = ["BYTES", "CODED", "ELEMENTS", "StreamDistances", "prefetch_stream", "stream_distances"]
+
+ELEMENTS, CODED, BYTES = "elements", "coded", "bytes"
+"""Forms of panels: elements of 16 or 32 bits as they are, in a code without loss, 8-bit integers."""
 
 
 class StreamDistances(NamedTuple):
@@ -25,33 +28,45 @@ class StreamDistances(NamedTuple):
     rows: int = 1
 
 
-_DISTANCES: Mapping[str, StreamDistances] = {
+def _all_forms(distances: StreamDistances) -> Mapping[str, StreamDistances]:
+    return dict.fromkeys((ELEMENTS, CODED, BYTES), distances)
+
+
+_DISTANCES: Mapping[str, Mapping[str, StreamDistances]] = {
     # docs/log/2026-11-28-granite-rapids.md
-    "sapphirerapids": StreamDistances(1024, 4096),
-    # docs/log/2026-11-29-few-rows-zen4.md: hardware prefetchers fall behind where lines are multiplied by several rows
-    "znver4": StreamDistances(2048, 8192, 5),
+    "sapphirerapids": _all_forms(StreamDistances(1024, 4096)),
+    # docs/log/2026-11-30-k-formats-zen3.md
+    "znver3": _all_forms(StreamDistances(320, 1024, 3)),
+    # docs/log/2026-11-30-few-rows-zen4.md: hardware prefetchers fall behind where a line is multiplied for long, and
+    # lose the stream where prefetches come among reads that they would follow
+    "znver4": {
+        ELEMENTS: StreamDistances(2048, 8192, 8),
+        CODED: StreamDistances(4096, 16384, 4),
+        BYTES: StreamDistances(2048, 8192, 5),
+    },
     # docs/log/2026-11-29-drafts-zen5.md: rows that share a weight are hidden behind its reads
-    "znver5": StreamDistances(4096, 8192),
+    "znver5": _all_forms(StreamDistances(4096, 8192)),
 }
-"""By LLVM's name of the processor."""
+"""By LLVM's name of the processor, and the form."""
 
 
-def stream_distances(target: k.Target, rows: int) -> StreamDistances | None:
-    """The distances of the prefetches of a pass of some rows; None: it has none."""
-    distances = _DISTANCES.get(getattr(target, "cpu", ""))
-    return None if distances is None or rows < distances.rows else distances
+def stream_distances(target: k.Target, rows: int, form: str) -> StreamDistances | None:
+    """The distances of the prefetches of a pass of some rows over panels of a form; None: it has none."""
+    forms = _DISTANCES.get(getattr(target, "cpu", ""))
+    return None if forms is None or rows < forms[form].rows else forms[form]
 
 
 @k.inline
-def prefetch_stream(lines: k.View, size: int, rows: int) -> None:
+def prefetch_stream(lines: k.View, size: int, rows: int, form: str) -> None:
     """Prefetches what lies behind `size` bytes that are read now; beyond the weight nothing happens.
 
     Args:
         lines: The bytes from the first one that is read.
         size: The number of bytes, whole cache lines.
         rows: The number of rows of the pass.
+        form: The form of the panels.
     """
-    distances = stream_distances(k.target(), rows)
+    distances = stream_distances(k.target(), rows, form)
     if distances is not None:
         for i in k.static_range(0, size, CACHE_LINE):
             lines.prefetch(distances.far + i, locality=L2)

@@ -29,7 +29,7 @@ from max._backends.cpu.kernels.products.dense.panels import (
     gemv_passes,
     widened_pairs,
 )
-from max._backends.cpu.kernels.products.streams import prefetch_stream
+from max._backends.cpu.kernels.products.streams import CODED, prefetch_stream
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling, multiply_add
@@ -60,7 +60,7 @@ def add_coded_unit(
     # two bf16 of a row as one word: a single broadcast for both
     words = a.elements.view(k.i32) if t.pair == 2 else a.elements
     sums, rows, vectors, first = s
-    prefetch_stream(unit, UNIT_BYTES, rows)
+    prefetch_stream(unit, UNIT_BYTES, rows, CODED)
     for step in k.static_range(2):
         n = 2 * unit_index + step  # the word of the row
         for v in k.static_range(0, vectors, 2):

@@ -7,8 +7,8 @@ One kernel, which branches on the number of rows at run time:
 - GEMM path: tasks of rows by panels, in register tiles (`gemm`) or matrix tiles (`gemm_amx`).
 
 Register budget of the GEMV path: 8 × 2 accumulators with 32 registers, 4 × 2 with 16; one or two rows use all columns
-of a panel at once, 2 × 2 vectors with AVX-512 and 2 × 4 with AVX2. Cache budget: the rows and `MAX_GEMV_ROWS` × 32
-sums (8 KB) stay in the L1 cache while a panel streams through it.
+of a panel at once, 2 × 2 vectors with AVX-512 and 2 × 4 with AVX2; more rows with AVX2 take a piece of it by halves.
+Cache budget: the rows and `MAX_GEMV_ROWS` × 32 sums (8 KB) stay in the L1 cache while a panel streams through it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from max._backends.cpu.kernels.products.row_norms import (
     norm_arguments,
     normalize,
 )
-from max._backends.cpu.kernels.products.streams import prefetch_stream
+from max._backends.cpu.kernels.products.streams import ELEMENTS, prefetch_stream
 from max._backends.cpu.kernels.tiles.adapter_terms import (
     Next,
     Terms,
@@ -56,7 +56,7 @@ from max._backends.cpu.kernels.tiles.adapter_terms import (
     next_sites,
     terms_arguments,
 )
-from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
+from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, load_sums, store_sums
 from max._backends.cpu.kernels.tiles.strips import (
     COLUMNS,
     Parts,
@@ -74,6 +74,14 @@ ROW_THRESHOLD = 8
 """Default row threshold for the GEMV path, used when no measurement exists."""
 MAX_GEMV_ROWS = 64
 """The maximum number of rows of the GEMV path, as its sums are in scratch memory of fixed size."""
+_ROW_THRESHOLDS: Mapping[str, Mapping[str, int]] = {
+    # docs/log/2026-11-30-few-rows-zen4.md
+    "znver4": {"float32": 64, "coded float32": 64, "halved float32": 16, "coded bfloat16": 12},
+}
+"""Row thresholds where they were measured, with passes of eight rows: by LLVM's name of the processor, and the weights'
+dtype or encoding."""
+PIECE_LANES = 16
+"""The number of lanes in k of a piece of a panel, 2 KB, that some of its columns take at a time."""
 
 
 @k.inline
@@ -91,7 +99,7 @@ def add_lanes(
     begins = [k.min(k.i64(r), a.count - 1) * (size // t.pair) for r in k.static_range(rows)]
     line = panel.view(k.u8)
     for n in range(begin, end):
-        prefetch_stream(line[4 * n * COLUMNS :], 4 * vectors * t.width, rows)
+        prefetch_stream(line[4 * n * COLUMNS :], 4 * vectors * t.width, rows, ELEMENTS)
         for v in k.static_range(vectors):
             right = b.load(n * COLUMNS + v * t.width, width=t.width)
             # lanes as stored are multiplied: f32, or pairs where the target multiplies pairs
@@ -103,9 +111,14 @@ def add_lanes(
                 both = widened_pairs(right, panel.dtype)
                 for r in k.static_range(rows):
                     # [2] adjacent in k
-                    pair = k.cast(a.elements.load(begins[r] + 2 * n, width=2), k.f32)
+                    pair = a.elements.load(begins[r] + 2 * n, width=2)
+                    if a.elements.dtype == k.bf16 and t.width > 4:
+                        # as one word that is broadcast, then widened in its lanes; arm64 (4 lanes) multiplies by one
+                        left = widened_pairs(k.splat(k.bitcast(pair, k.i32)[0], t.width), k.bf16)
+                    else:
+                        left = [k.splat(k.cast(pair, k.f32)[i], t.width) for i in range(2)]
                     for i in k.static_range(2):
-                        sums[r, v] = k.fma(k.splat(pair[i], t.width), both[i], sums[r, v])
+                        sums[r, v] = k.fma(left[i], both[i], sums[r, v])
     if stored.pair != t.pair:
         if size % 2 == 1 and last:
             # the last element of an odd K has no pair
@@ -153,6 +166,27 @@ def gemv_panel(c: Any, a: GemvRows, panel: k.View, rows: int, vectors: int, t: T
         store_sums(target, sums, rows, vectors, t.width)
 
 
+@k.inline
+def gemv_pieces(c: Any, a: GemvRows, panel: k.View, rows: int, vectors: int, t: Tiling) -> None:
+    """`gemv_panel` for all columns of a panel, some vectors of them at a time, in pieces of `PIECE_LANES` lanes.
+
+    All cache lines of a piece are read before those of the next one: if one half of the columns took the whole panel
+    first, every second line would be read from memory, then the others.
+    """
+    pair = storage(k.target(), panel.dtype).pair
+    depth = a.size // pair
+    for begin in range(0, k.max(depth, 1), PIECE_LANES):
+        end = k.min(begin + PIECE_LANES, depth)
+        for first in range(0, COLUMNS, vectors * t.width):
+            sums = k.tile(k.f32, (rows, vectors), width=t.width, fill=0.0)
+            target = Matrix(c[first:], COLUMNS)
+            if begin > 0:
+                load_sums(sums, target, rows, vectors, t.width)
+            # the last piece has the odd element
+            add_lanes(sums, a, panel[first * pair :], begin, end, end == depth, rows, vectors, t)
+            store_sums(target, sums, rows, vectors, t.width)
+
+
 @k.outlined
 def gemv_by_panel(c: k.View, a: k.View, panel: k.View, t: Tiling) -> None:
     """Multiplies all rows of `a` `[M, K]`, in passes, by a panel; `c` holds the sums, `COLUMNS` per row."""
@@ -167,12 +201,15 @@ def gemv_by_panel(c: k.View, a: k.View, panel: k.View, t: Tiling) -> None:
             if done == 0 and remaining > fewer:
                 # for one or two rows all columns of a panel fit the registers, so whole cache lines are read
                 vectors = COLUMNS // t.width if count <= 2 else 2
-                # a run-time loop, so that one copy of the code serves all columns
-                for first in range(0, COLUMNS, vectors * t.width):
-                    pass_rows = GemvRows(flat[i * size :], size, remaining)
-                    columns = panel[first * storage(k.target(), panel.dtype).pair :]
-                    sums = c[i * COLUMNS + first :]
-                    gemv_panel(sums, pass_rows, columns, count, vectors, t)
+                pass_rows = GemvRows(flat[i * size :], size, remaining)
+                if vectors * t.width == COLUMNS or t.folds:
+                    # a run-time loop, so that one copy of the code serves all columns
+                    for first in range(0, COLUMNS, vectors * t.width):
+                        columns = panel[first * storage(k.target(), panel.dtype).pair :]
+                        sums = c[i * COLUMNS + first :]
+                        gemv_panel(sums, pass_rows, columns, count, vectors, t)
+                else:
+                    gemv_pieces(c[i * COLUMNS :], pass_rows, panel, count, vectors, t)
                 done = k.min(remaining, count)
         i += done
 
@@ -235,6 +272,18 @@ def multiply_dense(
             gemm_panels(results, a, panels, direct, t, ctx)
         return
     gemv_panels(results, a, panels, t, ctx)
+
+
+def default_threshold(target: k.Target, weights: str) -> int:
+    """The row threshold that is used when no measurement exists.
+
+    Args:
+        target: The target.
+        weights: The dtype or the encoding of the weights.
+    """
+    # with fewer registers passes have four rows
+    known = _ROW_THRESHOLDS.get(getattr(target, "cpu", "")) if target.registers >= 32 else None
+    return ROW_THRESHOLD if known is None else known.get(weights, ROW_THRESHOLD)
 
 
 def dense_tiling(
@@ -351,7 +400,9 @@ def lower_matmul(
         # a threshold that no launch reaches is not measured
         Scalar(0)
         if many_rows
-        else Limit(kinds, ROW_THRESHOLD, MAX_GEMV_ROWS, product(x.shape[:last])),
+        else Limit(
+            kinds, default_threshold(target, weights), MAX_GEMV_ROWS, product(x.shape[:last])
+        ),
         *further_results(results),
     )
     known = inner_size(x.dtype, operands[1].dtype, inner, coding, many_rows)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from max import kernel as k
 from max._backends.cpu.kernels.products.dense.panels import COPY_STRIDE
 from max._backends.cpu.kernels.products.int8.panels import FOUR
-from max._backends.cpu.kernels.products.streams import prefetch_stream
+from max._backends.cpu.kernels.products.streams import BYTES, prefetch_stream
 from max._backends.cpu.kernels.tiles.micro_kernels import store_sums
 from max._backends.cpu.kernels.tiles.strips import COLUMNS
 from max._backends.cpu.kernels.tiles.tiling import Matrix, Tiling
@@ -132,7 +132,7 @@ def gemv_int8(
         if a.has_lowest >= k.i64(second):
             for n in range(depth):
                 line = panel[FOUR * (n * COLUMNS + first) :]
-                prefetch_stream(line, FOUR * vectors * t.width, rows)
+                prefetch_stream(line, FOUR * vectors * t.width, rows, BYTES)
                 for v in k.static_range(vectors):
                     column = n * COLUMNS + first + v * t.width
                     elements = panel.load(FOUR * column, width=FOUR * t.width)

@@ -8,6 +8,9 @@ block::
     scales     [tile][block][height]          x = scale · q
     zero_sums  [tile][block][parts][height]   -zero times the sum of a part; with offsets the scaled sum of the block
 
+Where products are summed in 16 bits first, a zero sum is a pair of sums of 16 bits, of the elements 0 and 1 and of the
+elements 2 and 3 of each word.
+
 A worker rounds all rows of a tile, as workers would otherwise share cache lines (110 µs of 190 µs in one measurement).
 """
 
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 
 from max import kernel as k
 from max._backends.cpu.kernels.products.quantized.packed import BLOCK, PackedFormat
+from max._backends.cpu.kernels.products.quantized.unpacking import QuantizedTiling
 from max._backends.cpu.kernels.products.row_norms import SMALL_ELEMENTS
 from max._backends.cpu.kernels.tiles.transpose import FIRST_4, LAST_4
 
@@ -43,15 +47,15 @@ class Rounded(NamedTuple):
 
 
 @k.inline
-def round_block(q: Rounded, x: k.View, packed_format: PackedFormat, zero: int) -> None:
+def round_block(q: Rounded, x: k.View, t: QuantizedTiling) -> None:
     """Rounds 32 elements of a row: ``x = scale q``.
 
     Args:
         q: Receives the results, from the block's row on.
         x: The elements.
-        packed_format: The weight's format.
-        zero: The zero point of the weight's elements.
+        t: The tiling of the products.
     """
+    parts = t.packed_format.parts
     v = k.cast(x.load(0, width=BLOCK), k.f32)
     # the bits of non-negative floats are ordered like their values, NaN last
     top = k.reduce_max(k.bitcast(k.abs(v), k.u32))
@@ -61,17 +65,28 @@ def round_block(q: Rounded, x: k.View, packed_format: PackedFormat, zero: int) -
     rounded = k.cast_unchecked(k.cast_unchecked(k.round(v * inverse), k.i32), k.i8)
     q.words.store(0, value=k.bitcast(rounded, k.i32))  # 8 words of four elements
     q.scales[0] = d
-    # products with 1 add four elements a word: 8 sums
-    sums = k.dot_i8(k.splat(k.i32(0), 8), k.splat(k.u8(1), BLOCK), rounded, narrow=True)
-    for part in k.static_range(packed_format.parts):
-        of_part = sums
-        if packed_format.parts == 2:
-            # a part of a block is half of it, four words
-            of_part = k.shuffle(sums, None, LAST_4 if part else FIRST_4)
-        if packed_format.affine:
-            q.zero_sums[part * q.height] = d * k.f32(k.reduce_add(of_part))
-        else:
-            q.zero_sums.view(k.i32)[part * q.height] = k.reduce_add(of_part) * -zero
+    if t.starts_pairs:
+        # products with 1 add two elements: 16 sums, two of each word, of up to 254
+        pairs = k.dot_i8(k.splat(k.i16(0), 16), k.splat(k.u8(1), BLOCK), rounded, narrow=True)
+        pairs = pairs * k.i16(-t.zero)
+        for part in k.static_range(parts):
+            begin, end = part * 16 // parts, (part + 1) * 16 // parts
+            low = k.reduce_add(k.shuffle(pairs, None, tuple(range(begin, end, 2))))
+            high = k.reduce_add(k.shuffle(pairs, None, tuple(range(begin + 1, end, 2))))
+            both = k.u32(k.bitcast(low, k.u16)) | k.u32(k.bitcast(high, k.u16)) << 16
+            q.zero_sums.view(k.u32)[part * q.height] = both
+    else:
+        # products with 1 add four elements a word: 8 sums
+        sums = k.dot_i8(k.splat(k.i32(0), 8), k.splat(k.u8(1), BLOCK), rounded, narrow=True)
+        for part in k.static_range(parts):
+            of_part = sums
+            if parts == 2:
+                # a part of a block is half of it, four words
+                of_part = k.shuffle(sums, None, LAST_4 if part else FIRST_4)
+            if t.packed_format.affine:
+                q.zero_sums[part * q.height] = d * k.f32(k.reduce_add(of_part))
+            else:
+                q.zero_sums.view(k.i32)[part * q.height] = k.reduce_add(of_part) * -t.zero
 
 
 @k.inline
@@ -105,8 +120,7 @@ def round_rows(
     memory: k.View,
     height: k.Value,
     small: Any,
-    packed_format: PackedFormat,
-    zero: int,
+    t: QuantizedTiling,
     ctx: k.Context,
 ) -> Rounded:
     """Rounds all rows of `x` `[M, K]`; on return this worker may read all of them.
@@ -116,8 +130,7 @@ def round_rows(
         memory: A workspace of f32.
         height: The number of rows of a tile.
         small: Whether each worker rounds all of x itself; then there is one tile.
-        packed_format: The weight's format.
-        zero: The zero point of the weight's elements.
+        t: The tiling of the products.
         ctx: The context.
     """
     rows, blocks = x.shape[0], x.shape[1] // BLOCK
@@ -139,9 +152,9 @@ def round_rows(
     for task in range(begin, k.min(begin + share, tasks)):
         i, chunk = task // chunks, task % chunks
         for b in range(chunk * TASK_BLOCKS, k.min((chunk + 1) * TASK_BLOCKS, blocks)):
-            target = block_of(q, tile_size, i, b, packed_format)
+            target = block_of(q, tile_size, i, b, t.packed_format)
             for r in range(k.min(height, rows - i * height)):
-                round_block(row_of(target, r), x[i * height + r, b * BLOCK :], packed_format, zero)
+                round_block(row_of(target, r), x[i * height + r, b * BLOCK :], t)
     if not small:
         ctx.barrier()
     return q

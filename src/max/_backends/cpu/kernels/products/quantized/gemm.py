@@ -17,6 +17,7 @@ from max._backends.cpu.kernels.products.quantized.unpacking import (
     UnpackedStrip,
     add_pairs,
     add_products,
+    starting_pairs,
     starting_sums,
 )
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, load_sums, store_sums
@@ -56,7 +57,8 @@ def multiply_block(
     steps = 8 // packed_format.parts  # words of a part
     # words whose products fit 16 bits; without such sums all words of the part
     fold = min(t.fold, steps) or steps
-    acc = starting_sums(q.zero_sums[(n * packed_format.parts + p) * rows :], rows, 2, t)
+    zero_sums = q.zero_sums[(n * packed_format.parts + p) * rows :]
+    acc = starting_sums(zero_sums, rows, 2, t)
     # begins with the magnitudes of negative elements, see `split_signs`
     if t.splits_signs:
         for v in k.static_range(2):
@@ -68,7 +70,7 @@ def multiply_block(
     signs = strip.signs[n * 8 * LINE + 4 * first :]
     unroll = 2 if t.narrow else 1
     for begin in range(p * steps, (p + 1) * steps, fold):
-        pairs = k.tile(k.i16, (rows, 2), width=2 * width, fill=0)
+        pairs = starting_pairs(zero_sums, rows, 2, t)
         # no further unrolling, as LLVM would hoist the loads of all steps and spill the sums
         for even in range(begin, begin + fold, unroll):
             for i in k.static_range(unroll):

@@ -22,6 +22,7 @@ from max._backends.cpu.kernels.products.quantized.unpacking import (
     panel_blocks,
     prefetch_ahead,
     prefetches_of,
+    starting_pairs,
     starting_sums,
 )
 from max._backends.cpu.kernels.tiles.micro_kernels import add_sums, store_sums
@@ -96,12 +97,13 @@ def add_packed_block(
     count = len(vectors)
     words = q.words[b * q.height * 8 :]
     for p in k.static_range(packed_format.parts):
-        acc = starting_sums(q.zero_sums[(b * packed_format.parts + p) * q.height :], rows, count, t)
+        zero_sums = q.zero_sums[(b * packed_format.parts + p) * q.height :]
+        acc = starting_sums(zero_sums, rows, count, t)
         for begin in k.static_range(p * steps, (p + 1) * steps, fold):
-            pairs = k.tile(k.i16, (rows, count), width=2 * width, fill=0)
+            pairs = starting_pairs(zero_sums, rows, count, t)
             # narrow products are summed in 16 bits first
             sums_of_four = pairs if t.fold else acc
-            if t.narrow and packed_format.bits in (4, 8):
+            if not t.unrolls_words:
                 # words j and 4 + j are in one line, or four lines apart
                 for j in range(4):
                     four = block[j * LINE :]
@@ -134,6 +136,17 @@ def add_packed_block(
         prefetch_ahead(block, packed_format.lines * LINE, packed_format.multiplier_bytes, ahead)
 
 
+def vectors_together(rows: int, vectors: int, t: QuantizedTiling) -> int:
+    """How many vectors of columns a block of x is multiplied by before the next ones; they share its loaded words.
+
+    Sums in 32 bits of the others lie on the stack: reads in the order of addresses gain more than that costs.
+    """
+    if rows == 1 and t.width > 4:
+        return vectors
+    # with all words of a block unrolled, 16 registers have no room for the sums of three rows by two vectors
+    return 1 if t.narrow and t.unrolls_words and rows > 2 and k.target().registers < 32 else 2
+
+
 @k.inline
 def add_blocks(
     sums: k.View, q: Rounded, unit: k.View, unit_index: k.Value, begin: k.Integer, end: k.Integer, first: k.Value,
@@ -141,14 +154,16 @@ def add_blocks(
 ) -> None:  # fmt: skip
     """Adds the products of blocks `[begin, end)` of a unit of a strip, which has index `unit_index`."""
     packed_format = t.packed_format
-    # all rows share the unpacked elements; with vectors of 4 lanes, registers hold those of only two vectors
-    together = min(vectors, 2) if t.width == 4 else vectors
+    # all rows share the unpacked elements
+    together = vectors_together(rows, vectors, t)
     for inside in range(begin, end):
         b = unit_index * packed_format.span + inside
         block = unit[packed_format.halves + inside * packed_format.block_bytes :]
         for v in k.static_range(0, vectors, together):
             numbers = tuple(range(v, v + together))
-            add_packed_block(sums, q, b, unit, block, numbers, first, rows, prefetches, t)
+            # else LLVM keeps the words of x for the next vectors, and spills them
+            at = k.opaque(b) if t.unrolls_words and together < vectors and rows > 1 else b
+            add_packed_block(sums, q, at, unit, block, numbers, first, rows, prefetches, t)
 
 
 @k.inline

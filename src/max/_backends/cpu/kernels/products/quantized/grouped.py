@@ -121,7 +121,7 @@ def round_groups(
                 target = block_of(q, blocks * q.height, i, b, t.packed_format)
                 for r in range(k.min(q.height, group.rows - i * q.height)):
                     row = x[group.first + i * q.height + r, b * BLOCK :]
-                    round_block(row_of(target, r), row, t.packed_format, t.zero)
+                    round_block(row_of(target, r), row, t)
     ctx.barrier()
 
 

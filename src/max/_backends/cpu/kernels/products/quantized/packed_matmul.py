@@ -161,8 +161,8 @@ def quantized_scratch(t: QuantizedTiling, tile: int, matrix_tiles: bool, ctx: k.
 @k.outlined
 def gemv_pass(c: k.View, q: Rounded, strip: PackedStrip, count: int, t: QuantizedTiling) -> None:
     """Multiplies `count` rows by a strip."""
-    # a single row processes all columns of a strip at once, so whole cache lines are read
-    vectors = COLUMNS // t.width if count == 1 else 2
+    # all columns at once, so that it is read in the order of its addresses; vectors of 4 lanes were not measured
+    vectors = 2 if count > 1 and t.width == 4 else COLUMNS // t.width
     for first in range(0, COLUMNS, vectors * t.width):
         gemv_packed(c, q, strip, first, count, vectors, t)
 
@@ -265,7 +265,7 @@ def multiply_quantized(
     height = k.i64(tile) if gemm else rows
     # each worker rounds a small activation itself, without a barrier
     small = not gemm and is_small(rows * inner, ctx)
-    q = round_rows(x, workspace, height, small, packed_format, t.zero, ctx)
+    q = round_rows(x, workspace, height, small, t, ctx)
     memory = quantized_scratch(t, tile, in_tiles, ctx)
     matrix_tiles = k.matrix_tiles(gemm_amx.tile_shapes(packed_format))
     tiles = k.ceildiv(rows, k.max(height, 1))

@@ -71,14 +71,16 @@ _FAMILIES = {
         for one, tuning in _DEFAULTS.items()
     },
     # docs/log/2026-11-28-zen4.md: the L2 prefetcher follows only a rising stream of misses, which far prefetches break.
-    # docs/log/2026-11-29-few-rows-zen4.md: with more arithmetic it falls behind; registers have the sums of six rows
+    # docs/log/2026-11-30-few-rows-zen4.md: with more arithmetic it falls behind; registers have the sums of six rows
     ("znver4", True): QuantizedTuning(
         (320, 320, 2048, 2048, 4096, 4096),
-        {2: 64, 3: 42, 4: 64, 5: 42, 6: 46, 8: 64},
-        far_distances=(0, 0, 8192, 8192, 0, 0),
+        {2: 64, 3: 42, 4: 64, 5: 64, 6: 64, 8: 64},
+        far_distances=(0, 0, 8192, 8192, 16384, 16384),
     ),
     # docs/log/2026-11-29-drafts-zen5.md: the more a block computes, the farther ahead lines must be asked for
     ("znver5", True): QuantizedTuning((8192,) * 4, {2: 64, 3: 42, 4: 64, 5: 64, 6: 64, 8: 64}),
+    # docs/log/2026-11-30-k-formats-zen3.md
+    ("znver3", False): QuantizedTuning(_FAR, {2: 32, 3: 10, 4: 12, 5: 13, 6: 9, 8: 20}),
     ("znver4", False): QuantizedTuning(_FAR, {2: 16, 3: 4, 4: 12, 5: 10, 6: 9, 8: 9}),
     # docs/log/2026-11-28-granite-rapids.md: prefetches that bypass the L2 cache reach two fifths of the bandwidth; one
     # stream of a core reaches less of it than two

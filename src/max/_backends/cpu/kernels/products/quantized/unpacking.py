@@ -38,9 +38,9 @@ class QuantizedTiling:
         signed: Whether 8-bit elements are multiplied as signed numbers: if byte products are limited to magnitudes of
             128.
         fold: The number of words of a row of x whose products are summed in 16 bits; 0: all are summed in 32 bits.
-        narrow: Whether a product takes several instructions. Then loops over the words of a block are not unrolled, as
-            LLVM would move the loads of all words to their beginning and spill them.
+        narrow: Whether a product takes several instructions.
         zero: The zero point for which the zero sums of x account; 0 if elements are multiplied as signed numbers.
+        starts_pairs: Whether sums in 16 bits begin with zero sums of x, which then are pairs of sums in 16 bits.
         prefetch_distances: The bytes between a line that is read and the one that is prefetched; see `QuantizedTuning`.
         far_distances: The distances of additional prefetches into the L2 cache; see `QuantizedTuning`.
         prefetches_bytes: Whether a single row prefetches lines of 8 bits.
@@ -55,6 +55,7 @@ class QuantizedTiling:
     fold: int
     narrow: bool
     zero: int
+    starts_pairs: bool
     prefetch_distances: tuple[int, ...]
     far_distances: tuple[int, ...] = (0, 0, 0, 0)
     prefetches_bytes: bool = False
@@ -68,6 +69,15 @@ class QuantizedTiling:
         A pass reads and unpacks the weight once: one more row adds no second pass.
         """
         return tuple(range(len(self.prefetch_distances), 0, -1))
+
+    @property
+    def unrolls_words(self) -> bool:
+        """Whether the loop over the words of a block is unrolled.
+
+        Where a product takes several instructions, LLVM would move the loads of all words to its beginning and spill
+        them. Words of other formats have shifts of their own.
+        """
+        return not (self.narrow and self.packed_format.bits in (4, 8))
 
     @property
     def splits_signs(self) -> bool:
@@ -113,8 +123,15 @@ def quantized_tiling(
     # the sum of two products, up to 2 * 255 * 127, exceeds 16 bits
     signed = packed_format.element_bits == 8 and not target.dot_i8_lanes(width)
     narrow = bool(target.narrow_dot_i8_lanes(width)) and not target.dot_i8_lanes(width)
+    largest = 2**packed_format.element_bits - 1
+    # begun with the zero sums of x, sums are those of elements minus the zero point; before that they may wrap
+    zero = packed_format.zero
+    starts_pairs = narrow and not signed and not packed_format.affine
+    magnitude = max(zero, largest - zero) if starts_pairs else largest
     # two products per lane and word; words of x have magnitudes up to 127
-    fold = LARGEST_SUM // (2 * 127 * (2**packed_format.element_bits - 1)) if narrow else 0
+    fold = LARGEST_SUM // (2 * 127 * magnitude) if narrow else 0
+    if starts_pairs and fold * packed_format.parts < 8:
+        raise ValueError(f"{packed_format.encoding}: the sums of a part exceed 16 bits")
     tuning = tuning_of(target)
     single = (0,) * len(tuning.prefetch_distances)
     return QuantizedTiling(
@@ -123,7 +140,8 @@ def quantized_tiling(
         signed,
         fold,
         narrow,
-        zero=0 if signed else packed_format.zero,
+        zero=0 if signed else zero,
+        starts_pairs=starts_pairs,
         prefetch_distances=tuning.prefetch_distances,
         far_distances=tuning.far_distances,
         prefetches_bytes=tuning.prefetches_bytes,
@@ -279,12 +297,24 @@ def add_products(acc: k.Value, elements: k.Value, word: k.Value, t: QuantizedTil
 def starting_sums(zero_sums: k.View, rows: int, count: int, t: QuantizedTiling) -> Any:
     """Accumulators for a part of a block, initialized with the zero sums of `rows` rows, `count` vectors each."""
     acc = k.tile(k.i32, (rows, count), width=t.width, fill=0)
-    if not t.packed_format.affine and not t.signed:
+    if not t.packed_format.affine and not t.signed and not t.starts_pairs:
         for r in k.static_range(rows):
             zero_sum = zero_sums.view(k.i32)[r]
             for v in k.static_range(count):
                 acc[r, v] = k.splat(zero_sum, t.width)
     return acc
+
+
+@k.inline
+def starting_pairs(zero_sums: k.View, rows: int, count: int, t: QuantizedTiling) -> Any:
+    """Sums in 16 bits, initialized with the zero sums of `rows` rows where they have some, `count` vectors each."""
+    pairs = k.tile(k.i16, (rows, count), width=2 * t.width, fill=0)
+    if t.starts_pairs:
+        for r in k.static_range(rows):
+            pair = k.bitcast(k.splat(zero_sums.view(k.i32)[r], t.width), k.i16)
+            for v in k.static_range(count):
+                pairs[r, v] = pair
+    return pairs
 
 
 @k.inline
