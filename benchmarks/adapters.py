@@ -2,6 +2,9 @@
 
 All pipelines are in one process and take turns, with real-time priority where the system allows it; the ratio is that of
 the medians. Adapters are random, of all linear layers.
+
+With ``--drawn`` each sequence has another adapter, drawn anew each round: ``--adapters 256 --slots 256`` has all of them in
+memory, ``--slots 16`` reads most of them again. Then a batch decodes while a thread reads adapters.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -60,30 +64,107 @@ def load(model: Path, dtype: str, adapters: list[Path], slots: int) -> Any:
         model_path=str(model),
         quantization_encoding=dtype,
         max_length=256,
-        max_batch_size=16,
+        max_batch_size=32,
         **options,
     )
     return PIPELINE_REGISTRY.retrieve_factory(config, PipelineTask.TEXT_GENERATION)[1]()
 
 
-def seconds(pipeline: Any, sequences: int, adapters: list[str]) -> float:
-    """The time of a decoding step of a batch."""
+def started(pipeline: Any, sequences: int, adapters: list[str], new: int = NEW) -> Any:
+    """The outputs of a batch."""
     contexts = [
         TextContext(
             tokens=np.arange(5 + n, 21 + n),
-            max_length=16 + NEW,
+            max_length=16 + new,
             ignore_eos=True,
             sampling_params=SamplingParams(top_k=1),
             adapter=adapters[n % len(adapters)] if adapters else "",
         )
         for n in range(sequences)
     ]
-    stream = Generation.of(pipeline).stream(contexts)
+    return Generation.of(pipeline).stream(contexts)
+
+
+def seconds(pipeline: Any, sequences: int, adapters: list[str]) -> float:
+    """The time of a decoding step of a batch."""
+    return measured(pipeline, sequences, adapters)[1]
+
+
+def measured(pipeline: Any, sequences: int, adapters: list[str]) -> tuple[float, float]:
+    """The time until prompts are read, adapters included, and that of a decoding step."""
+    start = time.perf_counter()
+    stream = started(pipeline, sequences, adapters)
     first = next(stream)  # prompts are read
     begin = time.perf_counter()
     count = sum(len(output.tokens) for output in stream)
     assert first.tokens
-    return (time.perf_counter() - begin) / max(count, 1) * sequences
+    return begin - start, (time.perf_counter() - begin) / max(count, 1) * sequences
+
+
+def calls_beside_reads(pipeline: Any, sequences: int, names: list[str], others: list[str]) -> str:
+    """The times of a batch's calls alone, and while a thread reads other adapters."""
+    manager = pipeline.lora_manager
+    times: dict[bool, list[float]] = {False: [], True: []}
+    reads: list[float] = []
+
+    def read() -> None:
+        for name in others:
+            begin = time.perf_counter()
+            manager.prepare(name)
+            reads.append(time.perf_counter() - begin)
+
+    for beside in (False, True):
+        thread = threading.Thread(target=read)
+        stream = started(pipeline, sequences, names, 160)
+        next(stream)
+        if beside:
+            thread.start()
+        last = time.perf_counter()
+        for output in stream:
+            now = time.perf_counter()
+            # the outputs of a call come together
+            if output.tokens and now - last > 1e-4 and (not beside or thread.is_alive()):
+                times[beside].append(now - last)
+            last = now
+        if beside:
+            thread.join()
+    alone, with_reads = (sorted(times[key]) or [0.0] for key in (False, True))
+    return (
+        f"reads {statistics.median(reads) * 1e3:.1f} ms; calls alone {statistics.median(alone) * 1e3:.1f} ms, the longest "
+        f"{alone[-1] * 1e3:.1f}; beside {len(reads)} reads {statistics.median(with_reads) * 1e3:.1f}, the longest "
+        f"{with_reads[-1] * 1e3:.1f}"
+    )
+
+
+def print_drawn(base: Any, adapted: Any, args: argparse.Namespace) -> None:
+    """Prints a row for each number of sequences, each of which has another adapter."""
+    rng = np.random.default_rng(0)
+    print(
+        "| sequences | of adapters | slots | ms a step | without | ratio | ms to first tokens | without |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for sequences in args.sequences:
+        own: list[tuple[float, float]] = []
+        plain: list[tuple[float, float]] = []
+        for _ in range(args.rounds):
+            names = [str(n) for n in rng.choice(args.adapters, sequences, replace=False)]
+            for pipeline, chosen, results in ((base, [], plain), (adapted, names, own)):
+                time.sleep(PAUSE)
+                results.append(measured(pipeline, sequences, chosen))
+        first, step, base_first, base_step = (
+            statistics.median(r[at] for r in results) * 1e3
+            for results in (own, plain)
+            for at in (0, 1)
+        )
+        print(
+            f"| {sequences} | {args.adapters} | {args.slots} | {step:.2f} | {base_step:.2f} | {base_step / step:.2f} | "
+            f"{first:.0f} | {base_first:.0f} |",
+            flush=True,
+        )
+    held = [str(n) for n in range(min(args.sequences[0], args.slots))]
+    others = [str(n) for n in range(args.adapters - 8, args.adapters)]
+    if args.slots < args.adapters:
+        print(calls_beside_reads(adapted, len(held), held, others), flush=True)
 
 
 def main() -> None:
@@ -95,6 +176,8 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--drawn", action="store_true", help="each sequence has another adapter")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[16, 32])
     args = parser.parse_args()
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -106,6 +189,9 @@ def main() -> None:
         ]
         base = load(model, args.dtype, [], 0)
         adapted = load(model, args.dtype, adapters, args.slots)
+        if args.drawn:
+            print_drawn(base, adapted, args)
+            return
         print("| sequences | adapters | ms a step | without | ratio |\n|---|---|---|---|---|")
         for sequences, count in [*CASES, (16, args.adapters)]:
             names = [str(n) for n in range(min(count, args.adapters))]

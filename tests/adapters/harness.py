@@ -167,7 +167,7 @@ def rounding_bound(model: torch.nn.Module, text: Sequence[int]) -> float:
 
 
 class AdapterServer(Server):
-    """A server of a random model, with adapters in its slots; its weights are those of a GGUF file if one is given."""
+    """A server of a random model, with adapters in its slots; its weights may be those of a file or another model."""
 
     def __init__(
         self,
@@ -177,9 +177,10 @@ class AdapterServer(Server):
         max_rank: int,
         whole: bool = False,
         file: Path | None = None,
+        model: torch.nn.Module | None = None,
         **options: Any,
     ) -> None:
-        model = transformers_model(case)
+        model = transformers_model(case) if model is None else model
         shape = AdapterShape(slots, max_rank, options.get("dtype", DType.float32), whole)
         config, weights = config_file(model), weights_of(model)
         if file is not None:

@@ -46,8 +46,11 @@ def peft_model(
         **options,
     )
     with warnings.catch_warnings():
-        # one of two tied layers is changed, which is meant; the output layer of GPT-2 is no Conv1D
-        for text in ("Model has `tie_word_embeddings=True`", "fan_in_fan_out is set to True"):
+        # one of two tied layers is changed, which is meant; the output layer of GPT-2 is no Conv1D; PEFT cannot merge
+        # biases that the base lacks
+        for text in (
+            "Model has `tie_word_embeddings=True`", "fan_in_fan_out is set to True", "`lora_bias=True` was passed",
+        ):  # fmt: skip
             warnings.filterwarnings("ignore", text, UserWarning)
         adapted = peft.get_peft_model(copy.deepcopy(model), config).eval()
     with torch.no_grad():
@@ -66,5 +69,8 @@ def peft_model(
 
 def save_peft(adapted: Any, folder: Path) -> Path:
     """Writes the adapter, without the weights of the base, which PEFT adds if an embedding is adapted."""
-    adapted.save_pretrained(folder, save_embedding_layers=False)
+    with warnings.catch_warnings():
+        # biases of adapters are taken for parts of matrices
+        warnings.filterwarnings("ignore", r".*LoRA tensor\(s\) have invalid shape", UserWarning)
+        adapted.save_pretrained(folder, save_embedding_layers=False)
     return folder

@@ -13,12 +13,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from max.driver import Tensor
 from max.graph.weights import WeightData
 from max.nn.transformer import ReturnLogits
 from max.pipelines.adapters.adapter import AdapterError
 from max.pipelines.adapters.merge import merged_weights
+from max.pipelines.adapters.merged_files import merge_folder
 from max.pipelines.adapters.reader import read_adapter
 from tests.adapters.harness import AdapterServer, Tensors, gguf_adapter, save_adapter
 from tests.architectures import gguf_files
@@ -134,12 +136,13 @@ def check(
     models: list[torch.nn.Module],
     slots: list[int],
     bound: float,
+    effect: float = 0.1,
 ) -> None:
     """Compares a prompt and a step of a sequence for each model; the last model has no adapter."""
     texts = [rng.integers(0, 61, 9 + 2 * n).tolist() for n in range(len(models))]
     wanted = [reference_logits(m, text) for m, text in zip(models, texts, strict=True)]
     for text, own in zip(texts[:-1], wanted, strict=False):
-        assert relative_error(own, reference_logits(models[-1], text)) > 0.1, "no effect"
+        assert relative_error(own, reference_logits(models[-1], text)) > effect, "no effect"
     first = server.step({n: text[:-1] for n, text in enumerate(texts)}, adapters=slots)
     for logits, expected in zip(first.logits, wanted, strict=True):
         assert relative_error(logits, expected[:-1]) < bound
@@ -191,7 +194,7 @@ def test_other_sizes(rng: np.random.Generator, server: AdapterServer, tmp_path: 
 
 
 def test_merged_parameters(rng: np.random.Generator, tmp_path: Path) -> None:
-    """``max quantize --merge``: parameters that a checkpoint has take their change, others are refused."""
+    """Parameters that a checkpoint has take their change; a checkpoint without them is refused by `merged_weights`."""
     names = cast(Any, architecture("gpt_oss").pipeline_model).weight_names
     model = transformers_model("gpt_oss")
     for turned in (False, True):
@@ -207,13 +210,32 @@ def test_merged_parameters(rng: np.random.Generator, tmp_path: Path) -> None:
             own = Tensor.from_dlpack(got[name].data).to_numpy()
             np.testing.assert_allclose(own, value.detach().numpy(), rtol=1e-5, atol=1e-5)
         single = {name: value for name, value in stored.items() if "gate_up_proj" not in name}
-        with pytest.raises(AdapterError, match="weights of their own"):
+        with pytest.raises(AdapterError, match="the model has no"):
             merged_weights(single, adapter, names, tied=False)
         other = next(name for name in stored if name.endswith("gate_up_proj"))
         array = Tensor.from_dlpack(stored[other].data).to_numpy()[:, 1:]
         wrong = {**stored, other: WeightData.from_numpy(np.ascontiguousarray(array), other)}
         with pytest.raises(AdapterError, match="the weight is"):
             merged_weights(wrong, adapter, names, tied=False)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parameters_merged_into_single_experts(
+    rng: np.random.Generator, turned: bool, tmp_path: Path
+) -> None:
+    """Checkpoints of Mixtral have a weight for each projection of each expert."""
+    model = transformers_model("mixtral")
+    tensors, merged = random_experts(model, rng, turned)
+    model.save_pretrained(tmp_path / "base")
+    merged.save_pretrained(tmp_path / "expected")  # type: ignore[operator]
+    adapter = read_adapter(save(tmp_path / "adapter", tensors), RANK)
+    merge_folder(tmp_path / "base", tmp_path / "out", adapter)
+    own, expected = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("out", "expected")
+    )
+    assert own.keys() == expected.keys() and any(".experts.1.w1." in name for name in own)
+    for name, value in expected.items():
+        np.testing.assert_allclose(own[name], value, rtol=1e-5, atol=1e-5)
 
 
 def gguf_tensors(tensors: Tensors, model: torch.nn.Module, interleaved: bool) -> Tensors:

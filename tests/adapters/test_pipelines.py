@@ -10,7 +10,9 @@ import pytest
 
 from max.interfaces import PipelineTask, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig
+from max.pipelines.adapters import manager as adapter_manager
 from max.pipelines.adapters.adapter import AdapterError
+from max.pipelines.adapters.manager import FEWEST_WAITING
 from max.pipelines.core.exceptions import UnknownAdapterError
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.generation import Generation
@@ -83,6 +85,61 @@ def test_names_and_unloads(folders: list[Path]) -> None:
     assert Generation.of(own).run([context(tokens, "a0")])[0].tokens
     with pytest.raises(UnknownAdapterError):
         manager.unload("a9")
+
+
+def test_contents_that_no_request_takes_do_not_stop_reads_ahead(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that are cancelled before their first batch leave what was read for them; nothing is kept in a file."""
+    monkeypatch.setattr(adapter_manager, "KEPT_BYTES", 0)
+    own = pipeline(folders[:1], slots=1)
+    manager = own.lora_manager
+    names = [f"b{n}" for n in range(2 * FEWEST_WAITING + 1)]
+    for name in names:
+        manager.load(name, folders[1])
+    reads: list[str] = []
+    read = manager._read_unchanged
+
+    def counted(loaded: Any) -> Any:
+        reads.append(loaded.name)
+        return read(loaded)
+
+    monkeypatch.setattr(manager, "_read_unchanged", counted)
+    # small ones wait in any number
+    bytes_of_few = FEWEST_WAITING * manager._read(folders[1])[1].nbytes
+    monkeypatch.setattr(adapter_manager, "WAITING_BYTES", bytes_of_few)
+    for name in names[: FEWEST_WAITING + 1]:
+        manager.prepare(name)
+    assert reads == names[: FEWEST_WAITING + 1]
+    # the newest ones are kept, and the batch does not read them again
+    last = context([5, 6, 7], names[FEWEST_WAITING])
+    manager.attach(last)
+    manager.hold(last)
+    assert len(reads) == FEWEST_WAITING + 1
+    manager.detach(last.request_id)
+    # those that requests name stay, and what comes then is read by its step
+    named = [context([5, 6, 7], name) for name in names[:FEWEST_WAITING]]
+    for name, each in zip(names, named, strict=False):
+        manager.attach(each)
+        manager.prepare(name)
+    count = len(reads)
+    manager.prepare(names[-1])
+    assert len(reads) == count
+    late = context([5, 6, 7], names[-1])
+    manager.attach(late)
+    manager.hold(late)
+    assert reads[count:] == [names[-1]]
+    for each in (*named, late):
+        manager.detach(each.request_id)
+    assert len(reads) < len(names)
+    monkeypatch.setattr(adapter_manager, "WAITING_BYTES", 1 << 30)
+    for name in names:
+        manager.prepare(name)
+    assert set(reads) == set(names)
+    count = len(reads)
+    for name in names:
+        manager.prepare(name)
+    assert len(reads) == count
 
 
 def test_a_quantized_base_stays_quantized(folders: list[Path]) -> None:

@@ -38,7 +38,7 @@ def test_terms_of_adapters(machine: str, tokens: bool) -> None:
     def check(seed: int, workers: int) -> None:
         rng = np.random.default_rng(seed)
         rows, inputs, columns = (int(rng.integers(1, n)) for n in (30, 90, 200))
-        max_rank, slots = int(rng.integers(1, 12)), int(rng.integers(1, 6))
+        max_rank, slots = int(rng.integers(0, 12)), int(rng.integers(1, 6))
         size = lora_place_size(max_rank, inputs, columns)
         before = int(rng.integers(0, 9))
         # elements that no adapter has are not read
@@ -60,7 +60,8 @@ def test_terms_of_adapters(machine: str, tokens: bool) -> None:
                 place[at_shift : at_shift + columns] = shift
             forms[slot, 1] = rank, vectors
             own.append((a, b, gain * vectors, shift * vectors))
-        of_row = np.sort(rng.integers(-1, slots, rows))
+        # in some batches no row has an adapter
+        of_row = np.sort(rng.integers(-1, slots * int(rng.integers(0, 6) > 0), rows))
         of_row = np.concatenate([of_row[of_row >= 0], of_row[of_row < 0]])
         order = rng.permutation(rows)
         count = int((of_row >= 0).sum())

@@ -19,6 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from benchmarks.gguf_files import gguf_name, interleaved
 from max.dtype.blocks import BLOCK_FORMATS
 from max.graph.weights import WeightData
+from max.pipelines.checkpoints.hub import HuggingFaceRepo
+from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.gguf import export
 from max.pipelines.models.blocks.attention import AttentionForm
@@ -220,6 +222,12 @@ def test_the_table_of_a_rotation(tmp_path: Path) -> None:
     )
 
 
+def config_of(folder: Path, model: Any) -> DecoderConfig:
+    """The shape that a folder describes."""
+    source = HuggingFaceConfig.load(HuggingFaceRepo(str(folder)))
+    return model.config_class.from_huggingface(source)
+
+
 def test_weights_may_be_changed(tmp_path: Path) -> None:
     """With the shape, such as that of a model whose output layer gets weights of its own."""
     arrays = weights()
@@ -228,8 +236,9 @@ def test_weights_may_be_changed(tmp_path: Path) -> None:
     seen: list[Any] = []
 
     def doubled(
-        stored: dict[str, WeightData], model: Any, config: DecoderConfig
+        stored: dict[str, WeightData], model: Any
     ) -> tuple[DecoderConfig, dict[str, WeightData]]:
+        config = config_of(folder, model)
         seen.append((set(stored), model.config_class, config.num_layers))
         own = {name: WeightData.from_numpy(array, name) for name, array in changed.items()}
         return replace(config, tie_word_embeddings=False), stored | own
@@ -325,8 +334,8 @@ def test_scores_that_no_key_states(tmp_path: Path) -> None:
     folder, _ = folder_of(tmp_path / "m")
     configs: list[DecoderConfig] = []
 
-    def unchanged(stored: Any, model: Any, config: DecoderConfig) -> Any:
-        configs.append(config)
+    def unchanged(stored: Any, model: Any) -> Any:
+        configs.append(config := config_of(folder, model))
         return config, stored
 
     _, path = export_folder(folder, change=unchanged)

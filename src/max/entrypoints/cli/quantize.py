@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,23 +19,21 @@ from max.entrypoints.cli.progress import Progress
 # loaded when a command runs, not for its help or for completions of a shell
 if TYPE_CHECKING:
     from max import engine
-    from max.pipelines.adapters import adapter as adapters
-    from max.pipelines.adapters import merge as merging
+    from max.pipelines.adapters import merged_files
     from max.pipelines.adapters import reader as adapter_reader
-    from max.pipelines.checkpoints import hub, huggingface_config
     from max.pipelines.gguf import export
     from max.pipelines.registry import registry as architecture_registry
 else:
-    adapters = lazy_module("max.pipelines.adapters.adapter")
-    merging = lazy_module("max.pipelines.adapters.merge")
+    merged_files = lazy_module("max.pipelines.adapters.merged_files")
     adapter_reader = lazy_module("max.pipelines.adapters.reader")
-    hub = lazy_module("max.pipelines.checkpoints.hub")
-    huggingface_config = lazy_module("max.pipelines.checkpoints.huggingface_config")
     engine = lazy_module("max.engine")
     architecture_registry = lazy_module("max.pipelines.registry.registry")
     export = lazy_module("max.pipelines.gguf.export")
 
 TYPES = ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "f16", "bf16", "f32")
+
+_KIND = "q4_k"
+"""The type of matrices where none is given."""
 
 MOST_RANK = 1 << 16
 """The greatest rank of an adapter that is merged."""
@@ -49,8 +46,9 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 @click.argument("model", metavar="MODEL", type=ModelType())
 @click.argument("path", metavar="FILE.gguf", type=click.Path())
 @click.option(
-    "--type", "kind", type=click.Choice(TYPES), default="q4_k", show_default=True,
-    help="The type of matrices. Embedding and output layer have at least 6 bits, vectors 32.",
+    "--type", "kind", type=click.Choice(TYPES),
+    help="The type of matrices, q4_k by default. Embedding and output layer have at least 6 bits, vectors 32. Where "
+    "MODEL is a GGUF file, it is that of matrices which the adapter changes; by default they keep theirs.",
 )  # fmt: skip
 @click.option(
     "--imatrix", metavar="TEXT_FILE", type=click.Path(exists=True, dir_okay=False),
@@ -58,7 +56,8 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 )  # fmt: skip
 @click.option(
     "--merge", metavar="ADAPTER", type=click.Path(exists=True),
-    help="Add this adapter of PEFT to the weights. The output may then be a new folder: the model's, with its dtypes.",
+    help="Add this adapter, a folder of PEFT or a GGUF file, to the weights. MODEL may then be a GGUF file, and the "
+    "output of a folder a new folder: the model's, with its dtypes.",
 )  # fmt: skip
 @click.option(
     "--prediction-layers", type=click.Choice(("auto", "keep", "drop")), default="auto", show_default=True,
@@ -73,7 +72,7 @@ WEIGHTED_TYPES = ("q6_k", "q5_k", "q4_k", "q4_0")
 def quantize(
     model: str,
     path: str,
-    kind: str,
+    kind: str | None,
     imatrix: str | None,
     merge: str | None,
     prediction_layers: str,
@@ -81,19 +80,26 @@ def quantize(
 ) -> None:
     """Write a model as a GGUF file, which llama.cpp reads too.
 
-    MODEL is a folder in the Hugging Face layout, or a name of `max ls`.
+    MODEL is a folder in the Hugging Face layout, or a name of `max ls`; with --merge also a GGUF file.
     """
     if not path.endswith(".gguf") and merge is None:
         raise click.UsageError(f"the file is {path!r}, expected a name that ends in .gguf")
     if not Path(path).parent.is_dir():
         raise click.UsageError(f"the folder {str(Path(path).parent)!r} of the file does not exist")
     folder = Path(model_files(model)[0])
-    if not folder.is_dir():
+    is_file = folder.is_file() and merge is not None
+    if is_file and not path.endswith(".gguf"):
+        raise click.UsageError(
+            f"the model {model} is a GGUF file, and so is what it is merged into; give a name that ends in .gguf"
+        )
+    if is_file and (imatrix is not None or prediction_layers != "auto"):
+        raise click.UsageError("--imatrix and --prediction-layers are for models in folders")
+    if not folder.is_dir() and not is_file:
         kind_of_file = "is a GGUF file already" if folder.is_file() else "does not exist"
         raise click.UsageError(f"the model {model} {kind_of_file}; give a folder with safetensors")
     text: str | None = None
     if imatrix is not None:
-        if kind not in WEIGHTED_TYPES:
+        if (kind or _KIND) not in WEIGHTED_TYPES:
             raise click.UsageError(
                 f"--imatrix serves {', '.join(WEIGHTED_TYPES)}; the type {kind} has no weighted scales"
             )
@@ -103,15 +109,22 @@ def quantize(
     progress = Progress()
     written = None
     adapter = None if merge is None else adapter_reader.read_adapter(Path(merge), MOST_RANK)
-    if adapter is not None and not path.endswith(".gguf"):
+    if adapter is not None and (is_file or not path.endswith(".gguf")):
         with progress.stage(f"merging {merge} into {model}"):
-            size = _write_folder(folder, Path(path), adapter)
+            if is_file:
+                size = merged_files.merge_file(
+                    folder, Path(path), adapter, engine.InferenceSession(), kind
+                )
+            else:
+                size = merged_files.merge_folder(folder, Path(path), adapter)
     else:
-        change = None if adapter is None else partial(_merge_adapter, adapter)
+        change = None if adapter is None else partial(merged_files.merged_export, folder, adapter)
         with progress.stage(f"quantizing {model}"):
             session = engine.InferenceSession()
             keep = {"auto": None, "keep": True, "drop": False}[prediction_layers]
-            written = export.export_gguf(folder, Path(path), kind, session, text, change, keep)
+            written = export.export_gguf(
+                folder, Path(path), kind or _KIND, session, text, change, keep
+            )
             size = written.nbytes
     progress.close()
     if prediction_layers == "auto" and written is not None and written.left_out:
@@ -121,31 +134,3 @@ def quantize(
             err=True,
         )
     click.echo(f"{path}: {byte_size(size)} in {time.perf_counter() - begin:.1f} s", err=True)
-
-
-def _merge_adapter(
-    adapter: adapters.Adapter, weights: dict[str, Any], model: Any, config: Any
-) -> tuple[Any, dict[str, Any]]:
-    """The shape and the weights of a checkpoint with an adapter."""
-    names, tied = model.weight_names, config.tie_word_embeddings
-    merged = merging.merged_weights(weights, adapter, names, tied)
-    tied = tied and not merging.unties(adapter, names)
-    return replace(config, tie_word_embeddings=tied), merged
-
-
-def _write_folder(folder: Path, out: Path, adapter: adapters.Adapter) -> int:
-    """Writes a copy of a model's folder with an adapter in its weights; returns the bytes of the weights."""
-    registry = architecture_registry.PIPELINE_REGISTRY
-    source = huggingface_config.HuggingFaceConfig.load(hub.HuggingFaceRepo(str(folder)))
-    names = source.architectures
-    registry.load_own(names)
-    found = next((registry.architectures[n] for n in names if n in registry.architectures), None)
-    model: Any = None if found is None else found.pipeline_model
-    if model is None or not hasattr(model, "weight_names"):
-        raise click.UsageError(
-            f"{folder} is a {', '.join(names)}, into which no adapter can be merged"
-        )
-    config = model.config_class.from_huggingface(source)
-    return merging.write_merged(
-        folder, out, adapter, model.weight_names, config.tie_word_embeddings
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from max.nn.layers.sharding import check_strategy, part_of, shard_devices
 from max.nn.rotary_embedding import RotaryEmbedding
 
 __all__ = [
+    "ExpansionChange",
     "LatentAttentionWithRope",
     "LatentInputs",
     "rotate_rows",
@@ -87,6 +88,22 @@ class LatentInputs:
     input_row_offsets: TensorValue
 
 
+class ExpansionChange(NamedTuple):
+    """Changes the products with the weight that expands latents.
+
+    Args:
+        expand: Called with the latents of all keys ``[keys, kv_lora_rank]``, their products
+            ``[keys, n_heads * (qk_nope_head_dim + v_head_dim)]``, and the first key of each sequence, uint32
+            ``[batch + 1]``.
+        absorb: Called where keys and values are not expanded, with the number of the product of `head_products`, its
+            inputs ``[rows * n_heads, inputs]`` (all heads of a row follow each other) and its outputs. Queries are
+            outputs, too, before they are multiplied.
+    """
+
+    expand: Callable[[TensorValue, TensorValue, TensorValue], TensorValue]
+    absorb: Callable[[int, TensorValue, TensorValue], TensorValue]
+
+
 class LatentAttentionWithRope(Module):
     """Causal self-attention of a ragged batch over cached latents.
 
@@ -127,6 +144,8 @@ class LatentAttentionWithRope(Module):
 
     rope: RotaryEmbedding
     """The rotation."""
+
+    _expansion_change: ExpansionChange | None = None
 
     def __init__(
         self,
@@ -205,6 +224,26 @@ class LatentAttentionWithRope(Module):
             [self.n_heads, self.qk_nope_head_dim + self.v_head_dim, self.kv_lora_rank],
         )
         return [both[:, : self.qk_nope_head_dim], both[:, self.qk_nope_head_dim :]]
+
+    @property
+    def head_products(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the products of a head where keys and values are not expanded.
+
+        A factor of a row of the weight of the keys multiplies an element of the queries, which so have a place here.
+        """
+        return {
+            "queries": (self.qk_nope_head_dim, self.qk_nope_head_dim),
+            "keys": (self.qk_nope_head_dim, self.kv_lora_rank),
+            "values": (self.kv_lora_rank, self.v_head_dim),
+        }
+
+    def change_expansion(self, change: ExpansionChange) -> None:
+        """Replaces the products with the weight of `kv_b_proj`, such as by their sum with the terms of an adapter.
+
+        Args:
+            change: Changes them where keys and values are expanded, and where they are not.
+        """
+        self._expansion_change = change
 
     @property
     def sharding_strategy(self) -> ShardingStrategy | None:
@@ -392,8 +431,11 @@ class LatentAttentionWithRope(Module):
         weight = TensorValue(self.kv_b_proj.weight)
         # one product expands keys (without position) and values of all heads
         latents = ops.cast(rows[:, : self.kv_lora_rank], weight.dtype)
+        expanded = latents @ ops.transpose(weight, 0, 1)
+        if (change := self._expansion_change) is not None:
+            expanded = change.expand(latents, expanded, key_offsets)
         both = ops.reshape(
-            ops.cast(latents @ ops.transpose(weight, 0, 1), q.dtype),
+            ops.cast(expanded, q.dtype),
             [total, self.n_heads, self.qk_nope_head_dim + self.v_head_dim],
         )
         return flare_mla_prefill_ragged(
@@ -439,14 +481,24 @@ class LatentAttentionWithRope(Module):
         """
         # (q W) k = q (W k): the weight of the keys multiplies the few queries instead of all keys
         w_uk, w_uv = (ops.cast(w, inputs.plain.dtype) for w in self.w_uk_uv)
+        # factors of rows of the weight come before the product, what is added to the weight after it
+        scaled = self._of_heads(0, inputs.plain, inputs.plain)
         # [n_heads, rows, plain] @ [n_heads, plain, rank]
-        plain = ops.matmul(ops.permute(inputs.plain, [1, 0, 2]), w_uk)
-        queries = ops.concat([ops.permute(plain, [1, 0, 2]), inputs.rotated], axis=2)
-        attended = attend(queries)
+        plain = ops.permute(ops.matmul(ops.permute(scaled, [1, 0, 2]), w_uk), [1, 0, 2])
+        plain = self._of_heads(1, inputs.plain, plain)
+        attended = attend(ops.concat([plain, inputs.rotated], axis=2))
         # likewise for the values: sums of latents are expanded instead of each latent
         # [n_heads, rows, rank] @ [n_heads, rank, value]
         values = ops.matmul(ops.permute(attended, [1, 0, 2]), ops.transpose(w_uv, 1, 2))
-        return ops.permute(values, [1, 0, 2])
+        return self._of_heads(2, attended, ops.permute(values, [1, 0, 2]))
+
+    def _of_heads(self, number: int, x: TensorValue, y: TensorValue) -> TensorValue:
+        """The products y ``[rows, n_heads, …]`` of x as `change_expansion` says."""
+        if (change := self._expansion_change) is None:
+            return y
+        rows = x.shape[0] * self.n_heads
+        flat_x, flat_y = (ops.reshape(v, [rows, v.shape[2]]) for v in (x, y))
+        return ops.reshape(change.absorb(number, flat_x, flat_y), y.shape)
 
     def _queries(self, x: TensorValue) -> tuple[TensorValue, TensorValue]:
         """The latents of queries (`x` if queries have none), and the queries."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from max.nn.attention._latent_attention import LatentAttentionWithRope
+from max.nn.attention._latent_attention import ExpansionChange, LatentAttentionWithRope
 from max.nn.attention._latent_attention_parallel import (
     DataParallelLatentAttentionWithRope,
     TensorParallelLatentAttentionWithRope,
 )
 
 __all__ = [
+    "ExpansionChange",
     "DataParallelLatentAttentionWithRope",
     "LatentAttentionWithRope",
     "TensorParallelLatentAttentionWithRope",

@@ -207,7 +207,8 @@ class RoutedMoEGate(MoEGate):
         routing = self.routing
         if routing.in_float32:
             weight = ops.cast(self.gate_score.weight, DType.float32)
-            logits = project(ops.cast(hidden_state, DType.float32), weight, self.gate_score.bias)
+            wide = ops.cast(hidden_state, DType.float32)
+            logits = self.gate_score.with_terms(wide, project(wide, weight))
         else:
             logits = ops.cast(self.gate_score(hidden_state), DType.float32)
         if routing.scoring == "sparsemixer":

@@ -11,14 +11,13 @@ Parameters of a layer wrap each other: the first one has the names ``….base_la
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array, LowRank
-from max.pipelines.adapters.layout import AdapterLayout
 from max.pipelines.adapters.terms import AdapterBase, Floats
 from max.pipelines.models.blocks.experts import Experts
 
@@ -47,18 +46,18 @@ def expert_of(module: str, position: int) -> int:
     return position if found is None else int(found[1])
 
 
-def experts_name(parameter: str, layout: AdapterLayout) -> str:
+def experts_name(parameter: str, products: Iterable[str]) -> str:
     """The decoder's name of a parameter that has all experts of a block; as it is if the block has none.
 
     Args:
         parameter: Its name, with the block as the decoder has it.
-        layout: The sites of the decoder.
+        products: The decoder's names of products of experts, such as ``layers.3.mlp.experts.up_proj.0``.
     """
     block = ".".join(parameter.split(".")[:2])
     own = parameter.removesuffix(".weight").rpartition(".")[2]
-    for site in layout.sites.values():
-        if site.expert is not None and site.name.startswith(f"{block}."):
-            return f"{site.name.rpartition('.experts.')[0]}.experts.{own}.weight"
+    for name in products:
+        if name.startswith(f"{block}."):
+            return f"{name.rpartition('.experts.')[0]}.experts.{own}.weight"
     return parameter
 
 

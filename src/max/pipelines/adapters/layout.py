@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from max._dataclass import dataclass
 from max._lazy import lazy_module
 from max.dtype import DType
+from max.nn.attention.multi_latent_attention import LatentAttentionWithRope
 from max.nn.layer import Module
 from max.nn.layers.embedding import Embedding
 from max.nn.layers.gptq_linear import GPTQLinear
@@ -22,15 +23,17 @@ if TYPE_CHECKING:
 else:
     adapter_ops = lazy_module("max.mlir.ops.models.adapters")
 
-__all__ = ["AdapterLayout", "AdapterShape", "ExpertPlaces", "Site"]
+__all__ = ["EXPERTS", "HEADS", "AdapterLayout", "AdapterShape", "ExpertPlaces", "Site"]
 
 TABLES = ("embed_tokens",)
 """The tables that adapters may change."""
 WHOLE = (*TABLES, "lm_head")
 """The layers whose whole weights adapters may replace, beside norms."""
 NORMS = (RMSNorm, LayerNorm, PlainLayerNorm)
-ABSORBED = ("kv_b_proj", "gate_score")
-"""Projections whose weights the layers multiply with other weights: an adapter would have no place to be added."""
+EXPERTS, HEADS = "experts", "heads"
+"""The kinds of parts of a layer that have products of their own."""
+_GAINS = ("queries",)
+"""Those of parts whose terms are a gain, without matrices."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,11 @@ class Site:
         is_table: Whether it looks up rows of a table.
         index: Its index among all sites.
         offset: The first element of its place in the memory of an adapter.
-        max_rank: The bound of the rank.
+        max_rank: The bound of the rank; 0: there are gain and shift only.
         norm_offset: Of a norm what it adds to its weight; None: it is none.
         takes_whole: Whether a change of full rank fits.
-        expert: The index of the expert that has the product; None: all tokens take it.
+        expert: The index of the expert, or of the head of latent attention, that has the product; None: all tokens take
+            it.
     """
 
     name: str
@@ -89,24 +93,30 @@ class Site:
 
 @dataclass(frozen=True)
 class ExpertPlaces:
-    """Where an adapter's memory has the sites of experts: in equal shares, one for each expert of all blocks.
+    """Where an adapter's memory has the sites of experts and heads: in equal shares, one for each number of all blocks.
 
     The memory is `shares` shares long, so that a share of a slot is a slot of a memory with more, shorter slots. The
     sites that all tokens take fill the first ones.
 
     Args:
-        first: The share of expert 0.
+        first: The share of expert 0 and of head 0.
         shares: The number of shares.
         elements: The elements of a share.
         sites: The sites of a share.
-        places: The first element and the first site of each block in a share.
+        places: The first element and the first site in a share, by the kind of the parts and the block.
+        heads: The number of heads of latent attention; 0: there are none.
     """
 
     first: int
     shares: int
     elements: int
     sites: int
-    places: dict[int, tuple[int, int]]
+    places: dict[tuple[str, int], tuple[int, int]]
+    heads: int = 0
+
+    def has(self, kind: str) -> bool:
+        """Whether a block has sites of a kind."""
+        return any(own == kind for own, _ in self.places)
 
 
 class AdapterLayout:
@@ -159,8 +169,6 @@ class AdapterLayout:
             if not isinstance(module, Linear | Embedding):
                 continue
             parts = name.split(".")
-            if parts[-1] in ABSORBED:
-                continue
             if parts[0] == "layers" and isinstance(module, Linear):
                 found.setdefault(parts[1], []).append((name, module))
             elif parts[0] != "layers" and (isinstance(module, Linear) or name in TABLES):
@@ -186,34 +194,39 @@ class AdapterLayout:
 def _expert_sites(
     model: Module, shape: AdapterShape, elements: int, count: int
 ) -> tuple[ExpertPlaces | None, list[Site]]:
-    """The sites of the experts of all blocks, after `count` sites with some elements."""
-    found = {
-        prefix.removesuffix("."): module
-        for prefix, module in model.named_modules()
-        if isinstance(module, DecoderExperts) and prefix.startswith("layers.")
-    }
-    places: dict[int, tuple[int, int]] = {}
-    own: list[tuple[str, int, int, int]] = []
-    size = 0
-    for name, module in found.items():
-        places[int(name.split(".")[1])] = size, len(own)
-        for projection, (inputs, columns) in module.projections.items():
-            own.append((f"{name}.experts.{projection}", inputs, columns, size))
-            size += adapter_ops.lora_place_size(shape.max_rank, inputs, columns)
-    if not found:
+    """The sites of the experts and heads of all blocks, after `count` sites with some elements."""
+    places: dict[tuple[str, int], tuple[int, int]] = {}
+    own: list[tuple[str, int, int, int, int, int]] = []
+    size = heads = 0
+    for prefix, module in model.named_modules():
+        if not prefix.startswith("layers."):
+            continue
+        if isinstance(module, DecoderExperts):
+            kind, parts, products = EXPERTS, module.count, module.projections
+        elif isinstance(module, LatentAttentionWithRope):
+            kind, parts, products = HEADS, module.n_heads, module.head_products
+            heads = parts
+        else:
+            continue
+        places[kind, int(prefix.split(".")[1])] = size, len(own)
+        for product, (inputs, columns) in products.items():
+            rank = 0 if product in _GAINS else shape.max_rank
+            own.append((f"{prefix}{kind}.{product}", parts, inputs, columns, size, rank))
+            size += adapter_ops.lora_place_size(rank, inputs, columns)
+    if not own:
         return None, []
     # the first share that begins after all common elements and sites
     first = max(-(-elements // size), -(-count // len(own)))
-    most = max(module.count for module in found.values())
     sites = [
         Site(
-            f"{name}.{expert}", inputs, columns, False, (first + expert) * len(own) + number,
-            (first + expert) * size + offset, shape.max_rank, expert=expert,
+            f"{name}.{part}", inputs, columns, False, (first + part) * len(own) + number,
+            (first + part) * size + offset, rank, expert=part,
         )
-        for number, (name, inputs, columns, offset) in enumerate(own)
-        for expert in range(found[name.rpartition(".experts.")[0]].count)
+        for number, (name, parts, inputs, columns, offset, rank) in enumerate(own)
+        for part in range(parts)
     ]  # fmt: skip
-    return ExpertPlaces(first, first + most, size, len(own), places), sites
+    most = max(parts for _, parts, *_ in own)
+    return ExpertPlaces(first, first + most, size, len(own), places, heads), sites
 
 
 def _site(name: str, module: Module, index: int, offset: int, shape: AdapterShape) -> Site:
@@ -221,7 +234,7 @@ def _site(name: str, module: Module, index: int, offset: int, shape: AdapterShap
         size = _norm_size(module)
         added = float(getattr(module, "weight_offset", getattr(module, "offset", 0.0)))
         # its terms are a gain and a shift, without matrices
-        return Site(name, size, size, False, index, offset, 1, added)
+        return Site(name, size, size, False, index, offset, 0, added)
     inputs, columns = sizes_of(module)
     is_table, rank = isinstance(module, Embedding), shape.max_rank
     whole = shape.whole and name in WHOLE

@@ -14,6 +14,7 @@ from max._dataclass import dataclass
 from max.driver import Tensor
 from max.interfaces import RequestID
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
+from max.pipelines.adapters.kept_contents import KeptContents
 from max.pipelines.adapters.layout import AdapterLayout, AdapterShape
 from max.pipelines.adapters.placement import packed_terms, site_terms
 from max.pipelines.adapters.reader import read_adapter
@@ -25,8 +26,12 @@ __all__ = ["LoRAManager", "OutOfAdapterSlotsError"]
 
 EXPECTED = 16
 """The most adapters whose memory is set aside before the cache gets the rest."""
-MAX_WAITING = 8
-"""The most adapters whose contents wait in memory for a slot."""
+FEWEST_WAITING = 8
+"""Adapters whose contents may wait in memory for a slot, of any size."""
+WAITING_BYTES = 256 << 20
+"""The bytes that further ones may take together with them."""
+KEPT_BYTES = 4 << 30
+"""The most bytes of contents in a file without a name, of adapters that have been in a slot or found none."""
 
 
 class OutOfAdapterSlotsError(OutOfPagesError):
@@ -54,6 +59,24 @@ class PackedAdapter:
     parts: Sequence[tuple[int, Array]]
     forms: npt.NDArray[np.int32]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that its elements take."""
+        return sum(values.nbytes for _, values in self.parts)
+
+    @property
+    def runs(self) -> npt.NDArray[np.int64]:
+        """The first byte of each part in the slot, and its size, ``[parts, 2]``."""
+        sizes = [(at * values.itemsize, values.nbytes) for at, values in self.parts]
+        return np.array(sizes, np.int64).reshape(-1, 2)
+
+    @property
+    def pieces(self) -> list[memoryview]:
+        """Its bytes: those of its forms, and of each part."""
+        # the buffers of some dtypes cannot be shared as they are
+        own = [values.view(np.uint8).data for _, values in self.parts]
+        return [self.forms.view(np.uint8).reshape(-1).data, *own]
+
 
 class _Loaded:
     """An adapter that requests may name.
@@ -63,10 +86,13 @@ class _Loaded:
         path: Its files.
         digest: The digest of its contents.
         rank: Its greatest rank.
+        runs: Where its contents lie in a slot, as `PackedAdapter.runs`.
     """
 
-    def __init__(self, name: str, path: Path, digest: str, rank: int) -> None:
-        self.name, self.path, self.digest, self.rank = name, path, digest, rank
+    def __init__(
+        self, name: str, path: Path, digest: str, rank: int, runs: npt.NDArray[np.int64]
+    ) -> None:
+        self.name, self.path, self.digest, self.rank, self.runs = name, path, digest, rank, runs
         self.slot: int | None = None
         self.packed: PackedAdapter | None = None
         """Its contents, between their reading and their copy to a slot."""
@@ -96,6 +122,7 @@ class LoRAManager:
         self._memory = self.memory.to_numpy()
         self._forms = np.zeros((shape.slots, layout.count, 2), np.int32)
         self.forms = Tensor.from_numpy(self._forms)
+        self._kept = KeptContents(KEPT_BYTES)
         self._lock = threading.RLock()  # guards all below, not the reading of files
         self._by_name: dict[str, _Loaded] = {}
         self._by_slot: list[_Loaded | None] = [None] * shape.slots
@@ -146,12 +173,14 @@ class LoRAManager:
             # the same contents again
             if known is not None:
                 return
-            loaded = _Loaded(name, path, adapter.digest, adapter.rank)
+            loaded = _Loaded(name, path, adapter.digest, adapter.rank, packed.runs)
             self._by_name[name] = loaded
             # the first ones go to memory at once
             if None in self._by_slot:
                 loaded.packed = packed
                 self._place(loaded)
+                return
+        self._kept.keep(adapter.digest, packed.pieces)
 
     def unload(self, name: str) -> Set[RequestID]:
         """Takes an adapter from requests to come; those that have named it go on with it.
@@ -174,7 +203,7 @@ class LoRAManager:
             return loaded.requests
 
     def prepare(self, name: str) -> None:
-        """Reads an adapter that is not in memory, so that the next batch finds it; thread-safe.
+        """Reads an adapter that is in no slot and not kept, so that the next batch finds it; thread-safe.
 
         Args:
             name: Its name.
@@ -185,17 +214,19 @@ class LoRAManager:
         """
         with self._lock:
             loaded = self._by_name.get(name)
-        if loaded is None:
-            raise self._unknown(name)
+            if loaded is None:
+                raise self._unknown(name)
+            if loaded.slot is not None or loaded.packed is not None:
+                return
+            if self._kept.has(loaded.digest) or not self._may_wait():
+                return
+        packed = self._read_unchanged(loaded)
         with self._lock:
-            waiting = sum(other.packed is not None for other in self._by_name.values())
-        # contents that wait for a slot take memory: of further ones the step itself reads the files
-        if loaded.slot is None and loaded.packed is None and waiting < MAX_WAITING:
-            packed = self._read_unchanged(loaded)
-            with self._lock:
-                # a batch may have placed it meanwhile
-                if loaded.slot is None:
-                    loaded.packed = packed
+            # a batch may have placed it meanwhile
+            if loaded.slot is None:
+                loaded.packed = packed
+                self._clock += 1
+                loaded.used = self._clock
 
     def attach(self, context: Any) -> None:
         """Binds a new request to the adapter that it names; ``context.adapter`` then identifies the contents.
@@ -296,6 +327,21 @@ class LoRAManager:
             )
         return packed
 
+    def _may_wait(self) -> bool:
+        """Whether the contents of one more adapter may wait for a slot; drops those that no request names any more.
+
+        If requests name all that wait, the step itself reads the files of others.
+        """
+        waiting = [other for other in self._by_name.values() if other.packed is not None]
+        if len(waiting) < FEWEST_WAITING:
+            return True
+        if sum(other.packed.nbytes for other in waiting if other.packed) < WAITING_BYTES:
+            return True
+        unnamed = [other for other in waiting if not other.requests]
+        if unnamed:  # their requests were cancelled before a batch took them
+            min(unnamed, key=lambda other: other.used).packed = None
+        return bool(unnamed)
+
     def _place(self, adapter: _Loaded) -> None:
         """Copies an adapter to a slot: a free one, or that of the adapter that was used least recently."""
         if None in self._by_slot:
@@ -308,20 +354,32 @@ class LoRAManager:
             assert last.slot is not None
             slot = last.slot
             # read again when a request names it
+            self._kept.keep(last.digest, self._pieces(slot, last.runs))
             last.slot = None
             self._by_slot[slot] = None
-        packed = adapter.packed or self._read_unchanged(adapter)
-        row = self._memory[slot]
-        for at, values in packed.parts:
-            row[at : at + values.size] = values
-        self._forms[slot] = packed.forms
+        if adapter.packed is not None or not self._kept.restore(
+            adapter.digest, self._pieces(slot, adapter.runs)
+        ):
+            packed = adapter.packed or self._read_unchanged(adapter)
+            row = self._memory[slot]
+            for at, values in packed.parts:
+                row[at : at + values.size] = values
+            self._forms[slot] = packed.forms
         adapter.packed, adapter.slot, self._by_slot[slot] = None, slot, adapter
         self._clock += 1
         adapter.used = self._clock
 
+    def _pieces(self, slot: int, runs: npt.NDArray[np.int64]) -> list[memoryview]:
+        """The bytes of a slot that an adapter has, as `PackedAdapter.pieces`."""
+        row = self._memory[slot].view(np.uint8).data
+        forms = self._forms[slot].view(np.uint8).reshape(-1).data
+        return [forms, *(row[at : at + size] for at, size in runs.tolist())]
+
     def _vacate(self, adapter: _Loaded) -> None:
-        """Removes an adapter from its slot."""
+        """Removes an adapter from its slot, and its contents where no other one has the same."""
         adapter.packed = None
+        if all(other.digest != adapter.digest for other in self._by_name.values()):
+            self._kept.forget(adapter.digest)
         if adapter.slot is not None:
             self._by_slot[adapter.slot] = None
             adapter.slot = None

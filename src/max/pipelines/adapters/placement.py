@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from max._lazy import lazy_module
-from max.driver import Tensor
-from max.graph.weights import WeightData
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
-from max.pipelines.adapters.experts import expert_of, experts_name, matrices_of, turned_experts
-from max.pipelines.adapters.layout import AdapterLayout, Site
+from max.pipelines.adapters.experts import experts_name, matrices_of, turned_experts
+from max.pipelines.adapters.layout import EXPERTS, HEADS, AdapterLayout, Site
+from max.pipelines.adapters.probes import StoredRows, origins
 from max.pipelines.adapters.terms import AdapterBase, Floats, SiteTerms
 from max.pipelines.adapters.whole_weights import saved_terms
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.gguf.tensor_writer import model_factor, neighbors
 from max.pipelines.models.blocks.attention import AttentionForm
 from max.pipelines.models.blocks.delta_net import DeltaNetForm
-from max.pipelines.models.decoder.fused_weights import split_fused
+from max.pipelines.models.blocks.latent_attention import LatentForm
 
 # loaded when an adapter is placed
 if TYPE_CHECKING:
@@ -29,10 +28,7 @@ if TYPE_CHECKING:
 else:
     adapter_ops = lazy_module("max.mlir.ops.models.adapters")
 
-__all__ = ["packed_terms", "site_terms"]
-
-_SHIFT = 1 << 24
-"""The factor of a module's number in a probe: a float64 holds it beside the number of a row."""
+__all__ = ["adapter_rows", "packed_terms", "row_order", "site_terms"]
 
 
 def site_terms(
@@ -80,7 +76,9 @@ def site_terms(
         bias = extra_biases.pop(site.name, None)
         if bias is not None:
             shift = bias if shift is None else shift + bias
-        yield site, SiteTerms(*_in_order_of(base, adapter, site, a, b, gain, shift))
+        terms = _in_order_of(base, adapter, site, SiteTerms(a, b, gain, shift))
+        yield site, terms
+        yield from _head_terms(base, site, terms, layout)
     for name in extra_biases:
         site = layout.sites[name]
         empty = np.zeros((0, site.inputs), np.float32), np.zeros((site.columns, 0), np.float32)
@@ -91,79 +89,97 @@ def _places(
     adapter: Adapter, base: AdapterBase, layout: AdapterLayout
 ) -> dict[Site, tuple[str, npt.NDArray[np.int64]]]:
     """For each site that an adapter changes the module and the rows of its B."""
-    modules = list(adapter.modules)
-    probes: dict[str, WeightData] = {}
-    experts: dict[str, WeightData] = {}
-    for number, module in enumerate(modules):
-        low_rank = adapter.modules[module]
-        name = f"{module}.weight"
-        # each row has its own number: renaming and splitting show where it goes
-        count = low_rank.a.shape[1] if low_rank.is_table else low_rank.b.shape[-2]
-        if count >= _SHIFT:
-            raise AdapterError(f"the tensor {low_rank.tensor!r} has {count} rows, too many")
-        probe = (number * _SHIFT + np.arange(count, dtype=np.float64))[:, None]  # [rows, 1]
-        if low_rank.a.ndim == 3:
-            stacked = np.repeat(probe[None], len(low_rank.a), axis=0)
-            if adapter.is_gguf:
-                probes[name] = WeightData.from_numpy(stacked, name)
-                continue
-            # in the decoder's form: checkpoints may have other names for them
-            name = experts_name(base.names.own_name(module), layout)
-            experts[name] = WeightData.from_numpy(stacked, name)
-            continue
-        if not adapter.is_gguf and base.names.own_name(name).endswith(
-            base.names.transposed_weights
-        ):
-            probe = np.ascontiguousarray(probe.T)
-        probes[name] = WeightData.from_numpy(probe, name)
-    try:
-        if adapter.is_gguf:
-            if base.rename_gguf is None:
-                raise AdapterError(
-                    "the family of the base has no GGUF files; give a folder of PEFT"
-                )
-            renamed = base.rename_gguf(probes)
-        else:
-            renamed = base.rename(probes)
-        config = replace(base.config, qkv_layout="rows" if adapter.is_gguf else base.qkv_layout)
-        split = split_fused(config, {**renamed, **experts})
-    except (WeightsError, KeyError, IndexError) as error:
-        raise AdapterError(f"{adapter.path}: the adapter is for another model: {error}") from error
     places: dict[Site, tuple[str, npt.NDArray[np.int64]]] = {}
     placed: set[str] = set()
-    for name, value in split.items():
-        stem = name.removesuffix(".weight")
-        array = Tensor.from_dlpack(value.data).to_numpy()
-        # what renaming adds, such as constants, is no probe
-        if not name.endswith(".weight") or array.ndim not in (2, 3) or array.dtype != np.float64:
-            continue
-        stacked = array.ndim == 3
-        for position, part in enumerate(array if stacked else array[None]):
-            numbers = part[:, 0].astype(np.int64)
-            module = modules[int(numbers[0]) // _SHIFT]
-            low_rank = adapter.modules[module]
-            expert = expert_of(module, position) if stacked else None
-            site = layout.sites.get(stem if expert is None else f"{stem}.{expert}")
+    experts = [name for name in layout.sites if f".{EXPERTS}." in name]
+    try:
+        for name, origin in origins(
+            adapter_rows(adapter, base, experts), base, is_gguf=adapter.is_gguf
+        ):
+            site = layout.sites.get(name)
             if site is None:
                 continue
-            rows = np.arange(low_rank.b.shape[0]) if low_rank.is_table else numbers % _SHIFT
-            if part.shape[1] != 1 or (numbers // _SHIFT != numbers[0] // _SHIFT).any():
+            low_rank = adapter.modules[origin.module]
+            if not origin.is_single:
                 raise AdapterError(f"the tensor {low_rank.tensor!r} does not fit {site.name}")
-            places[site] = module, rows
-            placed.add(module)
-    for module in modules:
+            rows = np.arange(low_rank.b.shape[0]) if low_rank.is_table else origin.rows
+            places[site] = origin.module, rows
+            placed.add(origin.module)
+    except AdapterError:
+        raise
+    except (WeightsError, KeyError, IndexError, ValueError) as error:
+        raise AdapterError(f"{adapter.path}: the adapter is for another model: {error}") from error
+    for module in adapter.modules:
         if module not in placed:
             raise AdapterError(
                 f"the tensor {adapter.modules[module].tensor!r} cannot be applied: the model has no linear layer of "
-                "its own for it (routers and other parts take no adapters)"
+                "its own for it"
             )
     return places
+
+
+def _head_terms(
+    base: AdapterBase, site: Site, terms: SiteTerms, layout: AdapterLayout
+) -> Iterator[tuple[Site, SiteTerms]]:
+    """The terms of each head where latents are not expanded, for those of their expansion.
+
+    With ``W + B A`` instead of W a query of a head becomes ``q W + (q B) A``, and a sum v of latents ``W v + B (A v)``.
+    A gain of rows of W is one of the elements of q before its product with W, and of the results of v.
+    """
+    layer = site.name.rpartition(".")[0]
+    if f"{layer}.{HEADS}.keys.0" not in layout.sites or not site.name.endswith(".kv_b_proj"):
+        return
+    form = base.config.blocks[int(site.name.split(".")[1])].mixer
+    assert isinstance(form, LatentForm)
+    plain, size = form.plain_dim, form.plain_dim + form.value_dim
+    # a bias of keys adds the same to all scores of a query
+    for head in range(form.num_attention_heads):
+        first = head * size
+        keys, values = slice(first, first + plain), slice(first + plain, first + size)
+        shift = None if terms.shift is None else terms.shift[values]
+        gain: Floats | None = None
+        if terms.gain is not None:
+            gain = terms.gain[values]
+            none = np.zeros((0, plain), np.float32), np.zeros((plain, 0), np.float32)
+            yield (
+                layout.sites[f"{layer}.{HEADS}.queries.{head}"],
+                SiteTerms(*none, terms.gain[keys]),
+            )
+        yield (
+            layout.sites[f"{layer}.{HEADS}.keys.{head}"],
+            SiteTerms(np.ascontiguousarray(terms.b[keys].T), np.ascontiguousarray(terms.a.T)),
+        )
+        yield (
+            layout.sites[f"{layer}.{HEADS}.values.{head}"],
+            SiteTerms(terms.a, terms.b[values], gain, shift),
+        )
+
+
+def adapter_rows(adapter: Adapter, base: AdapterBase, experts: Sequence[str]) -> list[StoredRows]:
+    """The rows of an adapter's modules.
+
+    Args:
+        adapter: The adapter.
+        base: Its base model.
+        experts: The decoder's names of the products of experts.
+    """
+    rows: list[StoredRows] = []
+    for module, low_rank in adapter.modules.items():
+        if low_rank.a.ndim == 2:
+            count = low_rank.a.shape[1] if low_rank.is_table else low_rank.b.shape[0]
+            rows.append(StoredRows(module, count))
+            continue
+        # in the decoder's form: checkpoints may have other names for them
+        own = None if adapter.is_gguf else experts_name(base.names.own_name(module), experts)
+        rows.append(StoredRows(module, low_rank.b.shape[1], len(low_rank.a), own))
+    return rows
 
 
 def _dora_gain(base: AdapterBase, site: Site, a: Floats, b: Floats, magnitude: Floats) -> Floats:
     """The factor of each output minus 1: the magnitude over the length of the changed weight's row."""
     squares = np.zeros(site.columns, np.float64)
-    for first, rows in base.rows(site.name):
+    name = site.name if site.expert is None else site.name.rpartition(".")[0]
+    for first, rows in base.rows(name, site.expert):
         if site.is_table:
             # rows of tokens: an output is a column
             changed = rows + (b @ a[:, first : first + len(rows)]).T
@@ -180,39 +196,50 @@ def _dora_gain(base: AdapterBase, site: Site, a: Floats, b: Floats, magnitude: F
     return gain
 
 
-def _in_order_of(
-    base: AdapterBase,
-    adapter: Adapter,
-    site: Site,
-    a: Floats,
-    b: Floats,
-    gain: Floats | None,
-    shift: Floats | None,
-) -> tuple[Floats, Floats, Floats | None, Floats | None]:
-    """The terms with rows in the order of the base, where adapter and base are of different kinds of files."""
-    if adapter.is_gguf == base.is_gguf:
-        return a, b, gain, shift
-    if gain is not None:
-        raise AdapterError(f"{site.name}: DoRA needs a base in safetensors files")
-    parts = site.name.split(".")
+def row_order(
+    base: AdapterBase, site: str, count: int, *, is_gguf: bool
+) -> npt.NDArray[np.int64] | None:
+    """The rows of an adapter of the other kind of files in the order of the base; None: the order is the same.
+
+    Args:
+        base: The base model.
+        site: The decoder's name of the product.
+        count: The number of rows.
+        is_gguf: Whether the adapter has the names of GGUF files, and the base those of safetensors files.
+
+    Raises:
+        AdapterError: Files of both kinds differ in more than the order of rows.
+    """
+    parts = site.split(".")
     form = base.config.blocks[int(parts[1])].mixer if parts[0] == "layers" else None
-    if model_factor(base.config, f"{site.name}.weight") is not None or (
+    if model_factor(base.config, f"{site}.weight") is not None or (
         isinstance(form, DeltaNetForm) and "mixer" in parts
     ):
         raise AdapterError(
-            f"{site.name}: files of GGUF and of safetensors differ in this weight: give an adapter of the base's kind"
+            f"{site}: files of GGUF and of safetensors differ in this weight: give an adapter of the base's kind"
         )
     if (
         not base.permuted
         or not isinstance(form, AttentionForm)
         or parts[-1] not in ("q_proj", "k_proj")
     ):
-        return a, b, gain, shift
+        return None
     heads = form.num_attention_heads if parts[-1] == "q_proj" else form.num_key_value_heads
-    order = neighbors(np.arange(len(b)), heads)
-    if adapter.is_gguf:
-        order = np.argsort(order)  # the inverse
-    return a, b[order], gain, None if shift is None else shift[order]
+    order = neighbors(np.arange(count), heads)
+    return np.argsort(order) if is_gguf else order  # the inverse
+
+
+def _in_order_of(base: AdapterBase, adapter: Adapter, site: Site, terms: SiteTerms) -> SiteTerms:
+    """The terms with rows in the order of the base, where adapter and base are of different kinds of files."""
+    if adapter.is_gguf == base.is_gguf:
+        return terms
+    if terms.gain is not None:
+        raise AdapterError(f"{site.name}: DoRA needs a base in safetensors files")
+    order = row_order(base, site.name, len(terms.b), is_gguf=adapter.is_gguf)
+    if order is None:
+        return terms
+    shift = None if terms.shift is None else terms.shift[order]
+    return SiteTerms(terms.a, terms.b[order], None, shift)
 
 
 def packed_terms(site: Site, terms: SiteTerms, dtype: npt.DTypeLike) -> list[tuple[int, Array]]:

@@ -47,8 +47,12 @@ class AdapterBase:
     is_gguf: bool
     weights: Mapping[str, WeightData]
 
-    def rows(self, site: str) -> Iterator[tuple[int, Floats]]:
+    def rows(self, site: str, expert: int | None = None) -> Iterator[tuple[int, Floats]]:
         """The rows of a weight in float32, in chunks, each with the index of its first row.
+
+        Args:
+            site: The decoder's name of the layer.
+            expert: The index of the expert whose rows they are; None: the weight is no weight of all experts.
 
         Raises:
             AdapterError: The model has no plain weight of this name.
@@ -63,6 +67,8 @@ class AdapterBase:
             )
         encoding = value.quantization_encoding
         array = Tensor.from_dlpack(value.data).to_numpy()
+        if expert is not None:
+            array = array[expert]
         for first in range(0, array.shape[0], _CHUNK):
             part = array[first : first + _CHUNK]
             yield (

@@ -12,7 +12,7 @@ from max.interfaces import PipelineTask
 from max.nn.kv_cache.cache_params import KVCacheStrategy
 from max.pipelines.checkpoints.composite_config import text_config, text_weights
 from max.pipelines.checkpoints.config_keys import ConfigKeys
-from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.encodings import BLOCK_ENCODINGS, SupportedEncoding
 from max.pipelines.checkpoints.model_types import with_type
 from max.pipelines.config.enums import RopeType
 from max.pipelines.gguf.form import GGUFForm
@@ -29,13 +29,6 @@ __all__ = ["composite_family", "decoder_family"]
 T = TypeVar("T")
 
 _FLOATS = (SupportedEncoding.bfloat16, SupportedEncoding.float32, SupportedEncoding.float16)
-_BLOCKS = (
-    SupportedEncoding.q4_0,
-    SupportedEncoding.q4_k,
-    SupportedEncoding.q5_k,
-    SupportedEncoding.q6_k,
-    SupportedEncoding.q8_0,
-)
 
 
 def decoder_family(
@@ -73,7 +66,7 @@ def decoder_family(
     Model.weight_names = weight_names
     forms = gguf if isinstance(gguf, tuple) else (gguf,)
     Model.gguf = tuple(replace(form, class_name=form.class_name or name) for form in forms)
-    encodings = (*_FLOATS, *(_BLOCKS if forms else ()))
+    encodings = (*_FLOATS, *(BLOCK_ENCODINGS if forms else ()))
     _name_classes(name, name.removesuffix("ForCausalLM"), shape.__module__, Config, Model)
     rename = weight_names.from_safetensors
     return SupportedArchitecture(

@@ -80,8 +80,7 @@ def export_gguf(
     session: InferenceSession,
     text: str | None = None,
     change: Callable[
-        [dict[str, WeightData], type[DecoderModel], DecoderConfig],
-        tuple[DecoderConfig, dict[str, WeightData]],
+        [dict[str, WeightData], type[DecoderModel]], tuple[DecoderConfig, dict[str, WeightData]]
     ]
     | None = None,
     prediction_layers: bool | None = None,
@@ -95,8 +94,8 @@ def export_gguf(
             columns is not a multiple of 256 use a type with blocks of 32, or else float16.
         session: Compiles and runs the encoding kernels.
         text: The text for an importance matrix, which weights the encoding errors; None: all errors have equal weight.
-        change: Gives the shape and other weights, by the checkpoint's names, for the weights, the architecture and the
-            shape of the checkpoint; None: nothing changes.
+        change: Gives shape and weights, by the checkpoint's names, for its weights and its architecture; None:
+            nothing changes.
         prediction_layers: Whether layers that predict further tokens are written; None: where llama.cpp's files of the
             family have them.
 
@@ -120,10 +119,6 @@ def export_gguf(
     assert issubclass(model, DecoderModel)
     config = model.config_class.from_huggingface(source)
     form = next(form for form in forms[name] if form.describes(config))
-    # files store fused projections of delta nets in separate parts
-    for index, block in enumerate(config.blocks):
-        if isinstance(block.mixer, DeltaNetForm):
-            config = config.with_blocks([index], mixer=replace(block.mixer, fused=False))
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelFilesError(f"{folder} has no *.safetensors", "Give a folder with float weights.")
@@ -135,7 +130,11 @@ def export_gguf(
                 f"the weight {key!r} is {weight.dtype.name}", "Give a folder with float weights."
             )
     if change is not None:
-        config, stored = change(stored, model, config)
+        config, stored = change(stored, model)
+    # files store fused projections of delta nets in separate parts
+    for index, block in enumerate(config.blocks):
+        if isinstance(block.mixer, DeltaNetForm):
+            config = config.with_blocks([index], mixer=replace(block.mixer, fused=False))
     config, weights, further = _model_weights(model, config, stored)
     kept = form.prediction_layers if prediction_layers is None else prediction_layers
     layers = {int(name.split(".")[1]) for name in further}

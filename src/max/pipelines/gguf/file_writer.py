@@ -46,7 +46,7 @@ def write_gguf(path: Path, metadata: Mapping[str, object], entries: Sequence[GGU
     Args:
         path: The file.
         metadata: The values by key: bool, int (uint32), float (float32), str, and lists of one of these (of ints:
-            int32).
+            int32); or bytes of a type and a value as files have them.
         entries: The tensors.
 
     Raises:
@@ -92,6 +92,8 @@ def _text(text: str) -> bytes:
 
 def _value(value: Any) -> bytes:
     """A metadata value as bytes: type, then contents."""
+    if isinstance(value, bytes):
+        return value
     if isinstance(value, list):
         items: list[Any] = value
         if items and isinstance(items[0], str):

@@ -11,7 +11,14 @@ from max.graph.weights import WeightData
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.gguf.form import GGUFForm
 
-__all__ = ["GGUF_LAYER", "GGUF_TOP", "decoder_weights", "names_in_file", "renamed_weight"]
+__all__ = [
+    "GGUF_LAYER",
+    "GGUF_TOP",
+    "GGUFNames",
+    "decoder_weights",
+    "names_in_file",
+    "renamed_weight",
+]
 
 GGUF_TOP = {
     "token_embd": "embed_tokens",
@@ -93,6 +100,44 @@ _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.
 """Tensors that the engine computes itself."""
 
 
+class GGUFNames:
+    """The decoder's names of the tensors of a GGUF file.
+
+    Args:
+        form: The form of the family.
+        tensors: The names of the file's tensors.
+    """
+
+    transposed_weights: tuple[str, ...] = ()
+    """As of `WeightNames`: files have rows of outputs."""
+
+    def __init__(self, form: GGUFForm, tensors: Collection[str]) -> None:
+        self._layer, self._top = {**GGUF_LAYER, **form.layer}, {**GGUF_TOP, **form.top}
+        if form.alternative and _parts("blk", tensors) >= form.alternative.keys():
+            self._layer |= form.alternative
+        self._stacks = form.stacks
+
+    def own_name(self, stored_name: str) -> str:
+        """The decoder's name of a tensor; that of the file for a table that the engine computes itself.
+
+        Args:
+            stored_name: The name in the file.
+
+        Raises:
+            WeightsError: The tables lack it.
+        """
+        if stored_name.endswith(_TABLES):
+            return stored_name
+        if stored_name in self._stacks:
+            return self._stacks[stored_name]
+        own = renamed_weight(stored_name, ("blk", "layers"), self._layer, self._top)
+        if own is None:
+            raise WeightsError(
+                f"the GGUF file has the weight {stored_name!r}, which the architecture does not"
+            )
+        return own
+
+
 def decoder_weights(form: GGUFForm, tensors: Mapping[str, object]) -> dict[str, WeightData]:
     """The weights of a GGUF file by the decoder's names.
 
@@ -106,12 +151,10 @@ def decoder_weights(form: GGUFForm, tensors: Mapping[str, object]) -> dict[str, 
     Raises:
         WeightsError: The file has a weight that the architecture lacks.
     """
-    layer, top = {**GGUF_LAYER, **form.layer}, {**GGUF_TOP, **form.top}
-    if form.alternative and _parts("blk", tensors) >= form.alternative.keys():
-        layer |= form.alternative
+    names = GGUFNames(form, tensors)
     stacked = {name: own for name, own in form.stacks.items() if name in tensors}
     weights = {
-        _own_name(name, layer, top): _data(value)
+        names.own_name(name): _data(value)
         for name, value in tensors.items()
         if name not in stacked and not name.endswith(_TABLES)
     }
@@ -181,20 +224,6 @@ def renamed_weight(
         return f"{prefix}{names[part]}"
     stem, _, end = part.rpartition(".")
     return f"{prefix}{names[stem]}.{end}" if stem in names else None
-
-
-def _own_name(name: str, layer: Mapping[str, str], top: Mapping[str, str]) -> str:
-    """The decoder's name of a weight in a GGUF file.
-
-    Raises:
-        WeightsError: The tables lack it.
-    """
-    own = renamed_weight(name, ("blk", "layers"), layer, top)
-    if own is None:
-        raise WeightsError(
-            f"the GGUF file has the weight {name!r}, which the architecture does not"
-        )
-    return own
 
 
 def _unstacked_weights(own_name: str, stacked: WeightData) -> dict[str, WeightData]:

@@ -186,7 +186,7 @@ def _steps(config: DecoderConfig, permuted: bool, own_name: str) -> list[Callabl
     steps: list[Callable[[Array], Array]] = []
     stem, _, end = own_name.rpartition(".")
     layer = stem.rpartition(".")[2]
-    if end == "weight" and (offset := _norm_offset(config, stem)):
+    if end == "weight" and (offset := norm_offset(config, stem)):
         steps.append(lambda array: array.astype(np.float32) + np.float32(offset))
     if permuted and layer in ("q_proj", "k_proj"):
         attention = config.attention
@@ -229,7 +229,7 @@ def _order_of_heads(form: DeltaNetForm, size: int) -> Array:
     return (heads.swapaxes(0, 1) if form.gguf_tiled else heads).reshape(-1)
 
 
-def _norm_offset(config: DecoderConfig, stem: str) -> float:
+def norm_offset(config: DecoderConfig, stem: str) -> float:
     """The offset that a norm adds to its weight; files store the sum."""
     if stem.endswith((".q_norm", ".k_norm")):
         attention = config.first_form(AttentionForm)

@@ -8,8 +8,9 @@ site has a place of `lora_place_size` elements at the same offset::
     gain   [columns]
     shift  [columns]
 
-A and B are stored for the rank that the adapter has at the site, from the beginning of their parts on. Columns are
-padded to strips of 32: kernels compute that many at once, and read what lies there.
+A and B are stored for the rank that the adapter has at the site, from the beginning of their parts on; with a
+`max_rank` of 0 a site has gain and shift only. Columns are padded to strips of 32: kernels compute that many at once,
+and read what lies there.
 """
 
 from __future__ import annotations
@@ -92,10 +93,9 @@ define(
 
 def _changed_type(types: NamedTypes, attrs: Attrs) -> Types:
     op, y, x = "lora.add", types["y"], types["x"]
-    for name in ("max_rank", "inputs"):
-        if attrs[name] < 1:
-            raise ValueError(f"{op}: {name} is {attrs[name]}, expected 1 or more")
-    for name in ("site", "offset"):
+    if attrs["inputs"] < 1:
+        raise ValueError(f"{op}: inputs is {attrs['inputs']}, expected 1 or more")
+    for name in ("max_rank", "site", "offset"):
         if attrs[name] < 0:
             raise ValueError(f"{op}: {name} is {attrs[name]}, expected 0 or more")
     is_token = x.dtype is DType.int64

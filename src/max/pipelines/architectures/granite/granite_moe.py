@@ -34,6 +34,8 @@ def granite_moe_decoder(keys: ConfigKeys) -> DecoderConfig:
 NAMES = WeightNames(
     layer={
         "block_sparse_moe.router.layer": "mlp.gate.gate_score",
+        # adapters have the names of modules
+        "block_sparse_moe.router.weight": "mlp.gate.gate_score.weight",
         "block_sparse_moe.input_linear": "mlp.experts.gate_up_proj",
         "block_sparse_moe.output_linear": "mlp.experts.down_proj",
         "shared_mlp.input_linear": "mlp.shared.gate_up_proj",

@@ -32,6 +32,8 @@ def mixtral_decoder(keys: ConfigKeys) -> DecoderConfig:
 NAMES = WeightNames(
     layer={
         "block_sparse_moe.gate": "mlp.gate.gate_score",
+        # adapters have the names of modules, which are those of other families
+        "mlp.gate.weight": "mlp.gate.gate_score.weight",
         "block_sparse_moe": "mlp",
         "w1": "gate_proj",
         "w2": "down_proj",

@@ -46,6 +46,12 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return {"attention.layer_norm_rms_epsilon": float(config.norm_eps)}
 
 
+# adapters have the names of modules
+PHIMOE_NAMES = replace(
+    NAMES, layer={**NAMES.layer, "mlp.router.weight": "mlp.gate.gate_score.weight"}
+)
+"""PhiMoE's names of weights."""
+
 GGUF = GGUFForm(
     "phimoe",
     "phimoe",
@@ -55,7 +61,9 @@ GGUF = GGUFForm(
 )
 
 ARCHITECTURES = [
-    decoder_family(name, ["microsoft/Phi-3.5-MoE-instruct"], phimoe_decoder, names=NAMES, gguf=gguf)
+    decoder_family(
+        name, ["microsoft/Phi-3.5-MoE-instruct"], phimoe_decoder, names=PHIMOE_NAMES, gguf=gguf
+    )
     # the name in the model's own files, and the name in files of transformers
     for name, gguf in (
         ("PhiMoEForCausalLM", replace(GGUF, reads=False)),

@@ -31,6 +31,8 @@ else:
 
 ROWS = 4
 """The number of sorted rows of a task, which has `RANKS` rows of A."""
+COLUMNS = 4 * LORA_PANEL
+"""The number of columns of a task."""
 
 
 class Adapters(NamedTuple):
@@ -346,6 +348,48 @@ def copy_columns(
         out.store(row, column + j, value=value, mask=mask)
 
 
+@k.inline
+def _project_all(
+    narrow: k.View,
+    x: k.View,
+    adapters: Adapters,
+    of: Place,
+    first: k.Value,
+    index: k.Value,
+    most: int,
+    width: int,
+    ctx: k.Context,
+    tokens: bool,
+) -> None:
+    """Stores the products of all positions with A; see `add_adapters`."""
+    count = k.i64(adapters.num_adapted[0])
+    blocks = k.ceildiv(count, ROWS)
+    for block, group in ctx.parallel((blocks, k.ceildiv(of.max_rank, RANKS))):
+        at, end, rank = block * ROWS, k.min(block * ROWS + ROWS, count), group * RANKS
+        while at < end:
+            here = site_at(adapters, at, first, index, of.max_rank)
+            last = run_end(adapters, at, end)
+            # adapters have ranks of their own: a task past one has nothing to do
+            if rank < here.rank:
+                if tokens:
+                    # an embedding: the product with A is a row of its table
+                    for position in range(at, last):
+                        token = k.i64(x[row_at(adapters, position), 0])
+                        if token < 0 or token >= of.inputs:
+                            raise IndexError("token {}; there are {}", token, of.inputs)
+                        for r in range(rank, k.min(rank + RANKS, here.rank)):
+                            narrow[position, r] = k.f32(here.elements[token * here.rank + r])
+                else:
+                    position = at
+                    while position + most <= last:
+                        project_rows(narrow, x, adapters, position, here, rank, most, width)
+                        position += most
+                    while position < last:
+                        project_rows(narrow, x, adapters, position, here, rank, 1, width)
+                        position += 1
+            at = last
+
+
 @k.kernel
 def add_adapters(
     out: k.Output,
@@ -374,68 +418,49 @@ def add_adapters(
     begin += of.offset
     index += of.site
     count = k.i64(adapters.num_adapted[0])
-    blocks = k.ceildiv(count, ROWS)
+    # a step without adapters: whole rows are copied, without phases
+    if count == 0:
+        for row in ctx.parallel(rows):
+            copy_columns(out, y, row, 0, columns, width)
+        return
 
-    for block, group in ctx.parallel((blocks, k.ceildiv(of.max_rank, RANKS))):
-        at, end, rank = block * ROWS, k.min(block * ROWS + ROWS, count), group * RANKS
-        while at < end:
-            here = site_at(adapters, at, begin, index, of.max_rank)
-            last = run_end(adapters, at, end)
-            # adapters have ranks of their own: a task past one has nothing to do
-            if rank < here.rank:
-                if tokens:
-                    # an embedding: the product with A is a row of its table
-                    for position in range(at, last):
-                        token = k.i64(x[row_at(adapters, position), 0])
-                        if token < 0 or token >= of.inputs:
-                            raise IndexError("token {}; there are {}", token, of.inputs)
-                        for r in range(rank, k.min(rank + RANKS, here.rank)):
-                            narrow[position, r] = k.f32(here.elements[token * here.rank + r])
-                else:
-                    position = at
-                    while position + most <= last:
-                        project_rows(narrow, x, adapters, position, here, rank, most, width)
-                        position += most
-                    while position < last:
-                        project_rows(narrow, x, adapters, position, here, rank, 1, width)
-                        position += 1
-            at = last
-    # all workers read the products with A
-    ctx.barrier()
+    # all workers take the same path: sites of gains only have no products with A
+    if of.max_rank > 0:
+        _project_all(narrow, x, adapters, of, begin, index, most, width, ctx, tokens)
+        # all workers read the products with A
+        ctx.barrier()
 
-    for block, panel in ctx.parallel((k.ceildiv(rows, ROWS), k.ceildiv(columns, LORA_PANEL))):
-        at, stop, column = block * ROWS, k.min(block * ROWS + ROWS, rows), panel * LORA_PANEL
-        size = k.min(columns - column, LORA_PANEL)
+    grid = k.ceildiv(rows, ROWS), k.ceildiv(columns, COLUMNS)
+    for block, strip in ctx.parallel(grid):
+        at, stop, first = block * ROWS, k.min(block * ROWS + ROWS, rows), strip * COLUMNS
+        size = k.min(columns - first, COLUMNS)
         end = k.min(stop, count)
         while at < end:
             here = site_at(adapters, at, begin, index, of.max_rank)
             last = run_end(adapters, at, end)
             if here.rank > 0 or here.vectors:
-                position = at
-                if size == LORA_PANEL:
-                    while position + most <= last:
-                        expand_rows(
-                            out, y, narrow, adapters, position, here, of, column, most, width, False
-                        )
-                        position += most
-                    while position < last:
-                        expand_rows(
-                            out, y, narrow, adapters, position, here, of, column, 1, width, False
-                        )
-                        position += 1
-                else:
-                    while position < last:
-                        expand_rows(
-                            out, y, narrow, adapters, position, here, of, column, 1, width, True
-                        )
-                        position += 1
+                for column in range(first, first + size, LORA_PANEL):
+                    position = at
+                    if columns - column >= LORA_PANEL:
+                        for together in k.unroll((most, 1)):
+                            while position + together <= last:
+                                expand_rows(
+                                    out, y, narrow, adapters, position, here, of, column, together, width, False,
+                                )  # fmt: skip
+                                position += together
+                    else:
+                        while position < last:
+                            expand_rows(
+                                out, y, narrow, adapters, position, here, of, column, 1, width, True
+                            )
+                            position += 1
             else:
                 for position in range(at, last):
-                    copy_columns(out, y, row_at(adapters, position), column, size, width)
+                    copy_columns(out, y, row_at(adapters, position), first, size, width)
             at = last
         # rows without an adapter
         while at < stop:
-            copy_columns(out, y, row_at(adapters, at), column, size, width)
+            copy_columns(out, y, row_at(adapters, at), first, size, width)
             at += 1
 
 
