@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from benchmarks import gguf_files
 from benchmarks.gguf_files import gguf_name, write_gguf
 from benchmarks.perplexity import (
     BOUNDS,
@@ -162,6 +163,29 @@ def test_mixed_files(encoding, embedding, changed, tmp_path, rng):
     rounded = log_probabilities_of_transformers(decoded, windows, rounding(file))
     assert_near(found, rounded, 0.75 * ROUNDED)
     np.testing.assert_array_equal(log_probabilities(file, windows), found)
+
+
+@pytest.mark.parametrize("encoding", HALVES)
+def test_models_of_types_that_are_only_read(encoding, tmp_path, rng, monkeypatch):
+    """Files of these types say what they are, and whole models run with them."""
+    folder = dense_llama(tmp_path / "dense", intermediate_size=512)
+
+    def blocks(weight: np.ndarray, kind: str) -> tuple[np.ndarray, str]:
+        if weight.ndim == 1:
+            return weight, "F32"
+        rows, count = weight.shape[0], weight.shape[1] // BLOCK_FORMATS[kind].elements
+        # as large as the weight, or steps of rounding grow from layer to layer
+        size = decode(random_blocks(rng, kind, 40, count, 0.002), kind).std()
+        return random_blocks(rng, kind, rows, count, 0.002 * float(weight.std() / size)), kind
+
+    monkeypatch.setattr(gguf_files, "encoded", blocks)
+    file = write_gguf(folder, tmp_path / "m.gguf", encoding)
+    config = PipelineConfig(model_path=file)
+    assert config.model_config.checkpoint_encoding() == SupportedEncoding[encoding.lower()]
+    windows = rng.integers(3, 4096, (2, 64)).tolist()
+    decoded = decoded_copy(folder, file, tmp_path / "decoded")
+    found = log_probabilities(file, windows)
+    assert_near(found, log_probabilities_of_transformers(decoded, windows), ROUNDED)
 
 
 def test_products_of_types_that_are_only_read(tmp_path, rng):

@@ -187,13 +187,15 @@ class GGUFFile:
                 f"{self.path}: GGUF version {version}, expected 2 or 3, little-endian"
             )
         tensors, values = cursor.scalar("Q"), cursor.scalar("Q")
-        self.metadata = {}
+        self.metadata, self._stored_values = {}, dict[str, tuple[int, int]]()
         # at least the length of the key, and the type of the value
         for _ in range(self._checked_count(cursor, values, 12)):
             key = cursor.string()
             if key in self.metadata:
                 raise cursor.fail(f"the metadata has {key!r} twice")
+            begin = cursor.at
             self.metadata[key] = cursor.value(cursor.scalar("I"))
+            self._stored_values[key] = begin, cursor.at
         # at least the length of the name, rank, type and offset
         entries = [self._entry(cursor) for _ in range(self._checked_count(cursor, tensors, 24))]
         self.tensors = self._placed_tensors(cursor, entries)
@@ -201,6 +203,11 @@ class GGUFFile:
         names = gguf_parts(self.path)
         if whole and len(names) > 1 and self._part_count() > 1:
             self._add_parts(names, cursor)
+
+    @property
+    def stored_metadata(self) -> dict[str, bytes]:
+        """The bytes of the type and the value of each metadata key."""
+        return {key: self._data[begin:end] for key, (begin, end) in self._stored_values.items()}
 
     def _part_count(self) -> int:
         count = self.metadata.get("split.count", 1)

@@ -6,6 +6,7 @@ from enum import Enum
 
 from max.driver import DeviceSpec
 from max.dtype import DType
+from max.dtype.blocks import BLOCK_FORMATS
 from max.dtype.file_blocks import FILE_FORMATS
 from max.graph.quantization import QuantizationEncoding
 
@@ -115,6 +116,10 @@ class SupportedEncoding(str, Enum):
             cls.gptq: ("gptq",),
         }
         return next((e for e, words in marks.items() if any(w in low for w in words)), None)
+
+
+BLOCK_ENCODINGS = tuple(SupportedEncoding(name.lower()) for name in BLOCK_FORMATS)
+"""The encodings of blocks that products read: what every decoder with GGUF files runs with."""
 
 
 def supported_encoding_dtype(encoding: SupportedEncoding | str) -> DType:

@@ -29,7 +29,7 @@ from max.pipelines.checkpoints.encodings import QUANTIZED_KINDS, block_encoding
 from max.pipelines.core.exceptions import ModelFilesError
 from max.pipelines.core.native_calls import native_calls
 
-__all__ = ["Quantizer", "encoding_for", "quantized_state_dict"]
+__all__ = ["Quantizer", "encoding_for", "of_whole_blocks", "quantized_state_dict"]
 
 logger = logging.getLogger("max.pipelines")
 
@@ -47,6 +47,16 @@ _OF_8_BITS = ("q8_0", "int8")
 _BLOCKS_AT_ONCE = 1 << 15
 _FORMAT = 2
 """The version of the encoders; cached weights of other versions are not read."""
+
+
+def of_whole_blocks(quantize: str, columns: int) -> str:
+    """The encoding of a matrix, or the one that takes its place where rows are no whole blocks of 256.
+
+    Args:
+        quantize: One of `QUANTIZED_KINDS`.
+        columns: The number of columns.
+    """
+    return _SMALLER.get(quantize, quantize) if columns % 256 else quantize
 
 
 def encoding_for(name: str, shape: Sequence[int], quantize: str) -> str | None:
@@ -71,8 +81,7 @@ def encoding_for(name: str, shape: Sequence[int], quantize: str) -> str | None:
         return None
     if quantize in ("q4_0", "q4_k", "q5_k") and _OF_TOKENS.search(name):
         quantize = "q6_k"
-    if quantize in _SMALLER and shape[-1] % 256:
-        quantize = _SMALLER[quantize]
+    quantize = of_whole_blocks(quantize, shape[-1])
     return None if shape[-1] % 32 else quantize
 
 

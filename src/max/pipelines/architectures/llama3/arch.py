@@ -10,7 +10,7 @@ from max.pipelines.architectures.llama3.weight_adapters import (
     convert_gguf_state_dict,
     convert_safetensor_state_dict,
 )
-from max.pipelines.checkpoints.encodings import SupportedEncoding
+from max.pipelines.checkpoints.encodings import BLOCK_ENCODINGS, SupportedEncoding
 from max.pipelines.config.enums import RopeType
 from max.pipelines.registry.architecture import SupportedArchitecture
 from max.pipelines.tokenization.tokenizer import TextTokenizer
@@ -31,11 +31,7 @@ llama_arch = SupportedArchitecture(
         SupportedEncoding.float32: _PAGED,
         SupportedEncoding.bfloat16: _PAGED,
         SupportedEncoding.float16: _PAGED,
-        SupportedEncoding.q4_0: _PAGED,
-        SupportedEncoding.q4_k: _PAGED,
-        SupportedEncoding.q5_k: _PAGED,
-        SupportedEncoding.q6_k: _PAGED,
-        SupportedEncoding.q8_0: _PAGED,
+        **dict.fromkeys(BLOCK_ENCODINGS, _PAGED),
         SupportedEncoding.gptq: _PAGED,
     },
     pipeline_model=Llama3Model,
