@@ -1,7 +1,8 @@
 """What drafts cost and save, on models of any weights: the text that is answered is given, and the model runs in full.
 
 ``python -m benchmarks.drafts MODEL`` prints the time of steps that verify several rows, the speed of look-up on an edit
-and on an extraction whose answers are known, and on words in random order, of a draft model whose tokens are right with
+and on an extraction whose answers are known, and on words in random order, that of an edit whose prompt names its text
+or does not, without and with the text as a prediction, that of a draft model whose tokens are right with
 a given probability, and the steps of a schema with long keys; with ``--draft-model`` the speed of that model's drafts,
 which are right with 0.7 and with 0.1. Where the system allows it, it has real-time priority. The answers replace what
 the model chooses, after it has run.
@@ -22,16 +23,24 @@ from typing import Any
 import numpy as np
 
 from max.driver import Tensor
+from max.dtype import DType
+from max.engine import InferenceSession
 from max.entrypoints.load_test.drafts import prompts_of
+from max.graph import DeviceRef, TensorValue, ops
 from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.core.predicted_text import PredictedText
 from max.pipelines.generation.batch_pipeline import limits_of
+from max.pipelines.generation.drafts import draft_rounds
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter, DraftersInTurn
+from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.drafts.lookup import LookupDrafter
+from max.pipelines.generation.drafts.prediction import PredictionDrafter
 from max.pipelines.generation.drafts.recent_answers import RecentAnswersDrafter
 from max.pipelines.generation.engine import Engine
 from max.pipelines.generation.replica import Replica
+from max.pipelines.generation.steps.step_reader import StepReader
 
 Answers = dict[RequestID, list[int]]
 
@@ -104,9 +113,11 @@ def request(tokens: Any, new: int, **values: Any) -> TextContext:
     )  # fmt: skip
 
 
-def decode(pipeline: Any, context: TextContext) -> tuple[float, int]:
-    """The seconds of decoding after the first token, and the number of executed steps."""
-    engine = Engine(pipeline, limits_of(pipeline))
+def decode(pipeline: Any, context: TextContext, is_served: bool = False) -> tuple[float, int]:
+    """The seconds of decoding after the first token, and the number of executed steps; with calls as long as those of a
+    server, which reads their tokens meanwhile, or as those of a program."""
+    reader = StepReader(lambda outputs: None) if is_served else None
+    engine = Engine(pipeline, limits_of(pipeline, is_served), reader)
     engine.submit(context)
     while not len(context.generated_tokens):
         engine.step()
@@ -185,6 +196,40 @@ def look_up(pipeline: Any, kind: str, rounds: int) -> dict[str, tuple[float, flo
     }
 
 
+def predict(pipeline: Any, rounds: int, is_shown: bool) -> dict[str, tuple[float, float]]:
+    """Tokens a second and tokens a step of an edit, without drafts, by look-up, and with its text as a prediction too.
+
+    Args:
+        pipeline: The pipeline.
+        rounds: The number of measured answers of each form.
+        is_shown: Whether the prompt has the text, too.
+    """
+    drafts = pipeline.replicas[0].drafts
+    ((text, _),) = prompts_of("edit", 1, 3)
+    order, code = text.split("\n", 1)
+    encode = pipeline.tokenizer.encode_now
+    prompt = encode(text if is_shown else order)
+    predicted = encode(code, add_special_tokens=False)
+    answer = list(encode(code.replace("count", "amount"), add_special_tokens=False))
+    speeds: dict[str, list[float]] = {"plain": [], "look-up": [], "prediction": []}
+    steps = dict.fromkeys(speeds, 0)
+    for number in range(rounds + 1):
+        for form, own in speeds.items():
+            drafts.enabled = form != "plain"
+            drafts._drafter = DraftersInTurn(
+                [PredictionDrafter(), RecentAnswersDrafter(), LookupDrafter()]
+            )
+            prediction = PredictedText(predicted) if form == "prediction" else None
+            one = request(prompt, len(answer), prediction=prediction)
+            with answered({one.request_id: answer}):
+                seconds, steps[form] = decode(pipeline, one)
+            if number:
+                own.append(len(answer) / seconds)
+    return {
+        form: (statistics.median(own), len(answer) / steps[form]) for form, own in speeds.items()
+    }
+
+
 def draft_model(pipeline: Any, share: float, cost: float, rounds: int) -> tuple[float, float]:
     """Tokens a second without drafts, and with those of a model whose step takes a share of the model's."""
     drafts, new = pipeline.replicas[0].drafts, 96
@@ -210,39 +255,84 @@ def draft_model(pipeline: Any, share: float, cost: float, rounds: int) -> tuple[
 
 
 @contextmanager
-def accepted(share: float, vocabulary: int) -> Iterator[None]:
+def accepted(pipeline: Any, share: float, vocabulary: int) -> Iterator[None]:
     """Lets the model, after it has run, choose each drafted token with a probability."""
     choose, draw = DraftedRows.choose, np.random.default_rng(0)
+    choose_tokens, load_graphs = draft_rounds.chosen_tokens, draft_rounds._load_graphs
 
-    def rows(self: Any, outputs: Any, sampler: Any, device: Any) -> list[list[int]]:
+    def tokens(logits: TensorValue, parameters: Any, seeds: TensorValue, rows: Any) -> TensorValue:
+        own = choose_tokens(logits, parameters, seeds, rows)
+        given = ops.buffer_load(rows)
+        drafted = ops.concat([given[1:], given[:1]])
+        # seeds are mixed bits of the place in the text
+        right = ops.cast(ops.cast(seeds, DType.float32) * 2.0**-64 < share, DType.int64)
+        # never below 0: the choice of the model counts for nothing, and is made
+        return ops.max((drafted + 1 - right) % vocabulary, own - vocabulary)
+
+    def graphs(session: InferenceSession, device: DeviceRef) -> Any:
+        first, _ = load_graphs(session, device)
+        return first, session.load(draft_rounds.round_graph(device))
+
+    def known_rows(self: Any, outputs: Any, sampler: Any, device: Any) -> list[list[int]]:
         chosen = choose(self, outputs, sampler, device)
         for own, context in zip(chosen, self._batch, strict=True):
             for place, token in enumerate(context.draft_tokens):
                 own[place] = token if draw.random() < share else (token + 1) % vocabulary
         return chosen
 
-    DraftedRows.choose = rows
+    replica = pipeline.replicas[0]
+    own_rounds = replica.rounds
+    DraftedRows.choose, draft_rounds.chosen_tokens, draft_rounds._load_graphs = (
+        known_rows,
+        tokens,
+        graphs,
+    )
     try:
+        if own_rounds is not None:
+            replica.rounds = draft_rounds.DraftRounds.of(
+                pipeline.session, replica, pipeline._draft.replicas[0], pipeline._drafter
+            )
         yield
     finally:
+        replica.rounds = own_rounds
         DraftedRows.choose = choose
+        draft_rounds.chosen_tokens, draft_rounds._load_graphs = choose_tokens, load_graphs
 
 
-def small_model(pipeline: Any, share: float, rounds: int) -> tuple[float, float, float]:
-    """Tokens a second without and with the drafts of a model that runs, and the tokens of a draft."""
-    drafts, new, length = pipeline.replicas[0].drafts, 320, 0.0
-    plain, fast = [], []
+def small_model(pipeline: Any, share: float, runs: int) -> dict[str, tuple[float, float, float]]:
+    """Tokens a second without drafts, and with those of a model that runs: with one step a call, and with several; the
+    tokens of a draft, and those of a call.
+    """
+    drafts, replica, new = pipeline.replicas[0].drafts, pipeline.replicas[0], 320
     vocabulary = pipeline.pipeline_config.model_config.huggingface_config.vocab_size
-    for number in range(rounds + 1):
-        for enabled in (False, True):
-            drafts.enabled, before = enabled, (drafts.drafted, drafts.verified)
-            with accepted(share, vocabulary):
-                seconds, _ = decode(pipeline, request(np.arange(100, 164), new))
-            if number:
-                (fast if enabled else plain).append(new / seconds)
-            if enabled:
-                length = (drafts.drafted - before[0]) / max(drafts.verified - before[1], 1)
-    return statistics.median(plain), statistics.median(fast), length
+    speeds: dict[str, list[float]] = {"plain": [], "steps": [], "rounds": []}
+    # each way has measured times of its own
+    lengths = {form: DraftLengths(drafts.most) for form in speeds}
+    drafted, calls = dict.fromkeys(speeds, 0.0), dict.fromkeys(speeds, 0)
+    execute = replica.execute
+
+    def counted(*arguments: Any) -> Any:
+        calls[form] += 1
+        return execute(*arguments)
+
+    replica.execute = counted
+    with accepted(pipeline, share, vocabulary):
+        in_rounds = replica.rounds
+        for number in range(runs + 1):
+            for form, own in speeds.items():
+                drafts.enabled, drafts.lengths = form != "plain", lengths[form]
+                replica.rounds = in_rounds if form == "rounds" else None
+                before = drafts.drafted, drafts.verified
+                calls[form] = 0
+                seconds, _ = decode(pipeline, request(np.arange(100, 164), new), is_served=True)
+                if number:
+                    own.append(new / seconds)
+                drafted[form] = (drafts.drafted - before[0]) / max(drafts.verified - before[1], 1)
+    del replica.execute
+    return {
+        form: (statistics.median(own), drafted[form], new / calls[form])
+        for form, own in speeds.items()
+    }
 
 
 def forced(pipeline: Any) -> tuple[int, int]:
@@ -255,6 +345,16 @@ def forced(pipeline: Any) -> tuple[int, int]:
     )  # fmt: skip
     _, steps = decode(pipeline, one)
     return len(one.generated_tokens), steps + 1
+
+
+def print_gains(title: str, found: dict[str, tuple[float, float]]) -> None:
+    """Prints tokens a second, the ratio to those of plain steps, and tokens a step, of each form of drafts."""
+    plain, _ = found.pop("plain")
+    for form, (fast, each) in found.items():
+        print(
+            f"{title}, {form}: {plain:.1f} -> {fast:.1f} tokens/s, {fast / plain:.2f} times, {each:.2f} tokens a step",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -285,25 +385,23 @@ def main() -> None:
     pipeline.warm_up()
     if options.draft_model:
         for share in (0.7, 0.1):
-            plain, fast, length = small_model(pipeline, share, options.rounds)
-            print(
-                f"draft model, {share}: {plain:.1f} -> {fast:.1f} tokens/s, {fast / plain:.2f} times, "
-                f"drafts of {length:.1f} tokens",
-                flush=True,
-            )
+            found = small_model(pipeline, share, options.rounds)
+            plain, _, _ = found["plain"]
+            for form, (fast, length, each) in found.items():
+                print(
+                    f"draft model, {share}, {form}: {fast:.1f} tokens/s, {fast / plain:.2f} of plain, "
+                    f"drafts of {length:.1f} tokens, {each:.1f} tokens a call",
+                    flush=True,
+                )
         return
     rows = step_times(pipeline, [1, 2, 4, 8, 16], options.rounds)
     print("ms of a step by rows:", {count: round(ms, 2) for count, ms in rows.items()}, flush=True)
     print(f"4 rows against 1: {rows[4] / rows[1]:.2f}", flush=True)
     for kind in ("edit", "json", "free"):
-        found = look_up(pipeline, kind, options.rounds)
-        plain, _ = found.pop("plain")
-        for form, (fast, each) in found.items():
-            print(
-                f"look-up, {kind}, {form}: {plain:.1f} -> {fast:.1f} tokens/s, {fast / plain:.2f} times, "
-                f"{each:.2f} tokens a step",
-                flush=True,
-            )
+        print_gains(f"look-up, {kind}", look_up(pipeline, kind, options.rounds))
+    for is_shown in (True, False):
+        title = f"edit whose prompt {'has' if is_shown else 'lacks'} the text"
+        print_gains(title, predict(pipeline, options.rounds, is_shown))
     plain, fast = draft_model(pipeline, 0.7, 0.1, options.rounds)
     print(
         f"draft model of a tenth, 0.7: {plain:.1f} -> {fast:.1f}, {fast / plain:.2f} times",

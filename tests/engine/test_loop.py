@@ -13,6 +13,7 @@ from max._config import flags
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
+from max.engine.joined import JoinedModels, PartJump
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 
@@ -317,3 +318,60 @@ def test_an_interpreted_model_runs_in_no_loop(session, step) -> None:
     assert not ModelLoop.supports(model)
     with pytest.raises(ValueError, match="feed cannot run in a loop: it is interpreted"):
         ModelLoop(step, model)
+
+
+def test_models_with_an_inner_loop(session) -> None:
+    """The second of three models runs several times in each turn, and the first turn begins with the third one."""
+    types = [BufferType(DType.int64, [4], DEVICE), BufferType(DType.bool, [1], DEVICE)]
+
+    def counting(name: str, place: int, period: int) -> Model:
+        """Counts in a place of the state; its flag is false at each multiple of the period."""
+        with Graph(name, input_types=types) as graph:
+            state, flag = graph.inputs
+            one = ops.constant(np.eye(4, dtype=np.int64)[place], DType.int64, DEVICE)
+            counted = ops.buffer_load(state) + one
+            ops.buffer_store(state, counted)
+            ops.buffer_store(flag, counted[place : place + 1] % period > 0)
+            graph.output(counted[place : place + 1] * 10)
+        return session.load(graph)
+
+    first, inner, last = (counting(*own) for own in (("a", 0, 9), ("b", 1, 3), ("c", 2, 5)))
+    jumps = [
+        PartJump(-1, 2), PartJump(1, 2, 0), PartJump(1, 1), PartJump(3, 4, 1), PartJump(3, 0),
+    ]  # fmt: skip
+    joined = JoinedModels([first, inner, last, inner], jumps, 2)
+    assert JoinedModels.run_together([first, inner, last])
+    state = np.zeros(4, np.int64)
+    flags = [np.ones(1, np.bool_) for _ in range(3)]
+    tensor = Tensor.from_numpy(state)
+    given = [[tensor, Tensor.from_numpy(flags[n])] for n in (2, 0, 1, 2)]
+    bytes_ = [Tensor.from_numpy(flag.view(np.uint8)) for flag in flags[:2]]
+    parts: list[Any] = [lambda made, own=own: own for own in given]
+    outputs = joined.run_parts(parts, bytes_)
+    # c, b; then four turns of a, b up to a multiple of three, c, b
+    wanted, inside = [0, 0, 0, 0], 0
+    while True:
+        wanted[2] += 1
+        wanted[1] += 1
+        if wanted[2] % 5 == 0:
+            break
+        wanted[0] += 1
+        while True:
+            wanted[1] += 1
+            inside = wanted[1]
+            if wanted[1] % 3 == 0:
+                break
+    assert state.tolist() == wanted and wanted[0] == 4
+    assert [own[0].to_numpy().tolist() for own in outputs] == [
+        [10 * wanted[0]], [10 * inside], [10 * wanted[2]], [10 * wanted[1]],
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="3 inputs and 2 flags for 4 parts"):
+        joined.run_parts(parts[:3], bytes_)
+    with pytest.raises(ValueError, match="4 inputs and 1 flags for 4 parts"):
+        joined.run_parts(parts, bytes_[:1])
+    other = InferenceSession(devices=[CPU()], num_threads=1)
+    with Graph("d", input_types=[TensorType(DType.int64, [1], DEVICE)]) as graph:
+        graph.output(graph.inputs[0].tensor + 1)
+    assert not JoinedModels.run_together([first, other.load(graph)])
+    with first.profile():
+        assert not JoinedModels.run_together([inner, first])

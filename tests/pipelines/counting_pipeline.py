@@ -63,7 +63,7 @@ class CountingPipeline(BatchPipeline):
         return [self.cache]
 
     def release(self, request_id) -> None:
-        self.cache.release(request_id)
+        self.cache.close(request_id)
 
     def interrupt(self) -> None:
         self.interrupts += 1

@@ -374,6 +374,33 @@ def test_runs_of_drafts_end() -> None:
         assert lengths.seconds.of(1, 2) == pytest.approx(1.1)
 
 
+def test_several_steps_with_drafts_in_a_call() -> None:
+    """Drafting for all steps but the first one is part of their time, and what they may lose is within the credit."""
+    lengths = DraftLengths(8)
+    assert lengths.rounds(1, 2, 8) == 8  # nothing is known yet
+    for _ in range(3):
+        lengths.step(["a"], 0, 0, 1.0)
+    assert lengths.may_draft(1) and lengths._credit == 4.0
+    for _ in range(3):
+        lengths.record_drafting(2, 0.25)
+        lengths.step(["a"], 2, 2, 1.25)
+    # the credit is full: a step without right tokens loses a half
+    lengths._credit = 1.6
+    assert lengths.rounds(1, 2, 8) == 1 + 3
+    assert lengths.rounds(1, 2, 3) == 3
+    lengths._credit = -1.0
+    assert lengths.rounds(1, 2, 8) == 1
+    lengths._credit = 1.6
+    lengths.record_drafting(2, 0.25)
+    # four steps of 1.25 and three drafts of 0.25
+    lengths.step(["a"], 2, 5, 5.75 / 4, 4)
+    assert lengths.seconds.of(1, 2) == pytest.approx(1.25)
+    assert lengths._credit == pytest.approx(1.6 + 5 - 4 * 0.5)
+    # after 64 steps with drafts a plain one is measured again
+    lengths._credit = 1e9
+    assert lengths._run == 7 and lengths.rounds(1, 2, 80) == 64 - 7
+
+
 def test_first_steps_count_as_later_ones() -> None:
     lengths = DraftLengths(8)
     assert lengths.length("a", 1, 0, 8) == 0 and lengths.kept_of_tree("a", 1, 0, 8, [-1, 0]) == []

@@ -120,6 +120,31 @@ def test_texts_in_other_configurations(plain, smaller, values) -> None:
         assert engine.scheduler.preemptions > 0
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_kept_of_requests_that_do_not_end_by_themselves(
+    drafting, fails: bool, monkeypatch
+) -> None:
+    """Cancelled between two steps, or ended by a step that failed."""
+    engine = Engine(drafting, limits_of(drafting))
+    contexts = requests(drafting, 4)
+    for one in contexts:
+        engine.submit(one)
+    while not all(len(one.generated_tokens) > 3 or one.is_done for one in contexts):
+        engine.step()
+    drafts = drafting.replicas[0].drafts
+    assert drafting._drafter._texts and drafts.lengths._shares
+    if fails:
+        monkeypatch.setattr(drafting.replicas[0], "execute", lambda *arguments: 1 / 0)
+        engine.step()
+    else:
+        for one in contexts:
+            engine.cancel(one.request_id)
+        engine.apply_changes()
+    assert len(engine.scheduler) == 0
+    released(drafting)
+    assert not drafts.lengths._shares and not drafts._truncations
+
+
 def test_texts_of_two_devices(smaller) -> None:
     """Each has a part of both models: drafts of a smaller model, and by look-up, change nothing."""
     devices = "cpu:0,1"

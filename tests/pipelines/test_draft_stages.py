@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -626,7 +626,9 @@ def test_a_state_that_cannot_be_saved() -> None:
 
 def test_a_pipeline_drafts_for_each_of_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[Any]()
-    draft = SimpleNamespace(pipeline_config=SimpleNamespace(prefill_chunk_size=5))
+    draft = SimpleNamespace(
+        pipeline_config=SimpleNamespace(prefill_chunk_size=5), replicas=["small"]
+    )
     config: Any = SimpleNamespace(sampling_config="sampling")
     replicas = [
         SimpleNamespace(model=SimpleNamespace(devices=[f"device {n}", "other"]), cache=f"cache {n}", drafts=None)
@@ -647,6 +649,7 @@ def test_a_pipeline_drafts_for_each_of_its_copies(monkeypatch: pytest.MonkeyPatc
         "Sampler": lambda *arguments: arguments,
         "vocabulary_size": lambda own: 9 if own is config else 0,
         "DraftSteps": SimpleNamespace(of=lambda *arguments: arguments),
+        "DraftRounds": SimpleNamespace(of=lambda *arguments: arguments),
     }
     for name, value in names.items():
         monkeypatch.setattr(speculative_decoding, name, value)
@@ -661,6 +664,10 @@ def test_a_pipeline_drafts_for_each_of_its_copies(monkeypatch: pytest.MonkeyPatc
         (config, replica.model, sampler, replica.cache, "constraints", drafter)
         for replica in replicas
     ]
+    assert [cast(Any, replica).rounds for replica in replicas] == [
+        ("session", replica, "small", drafter) for replica in replicas
+    ]
+    assert pipeline.repeats_drafts
 
 
 def test_what_a_drafter_asks_of_its_model() -> None:

@@ -398,11 +398,11 @@ def test_the_configuration_chooses_the_head(folder: Path, plain: Any, family: st
         return
     pipeline = pipeline_of(folder, 3, "auto")
     kinds = [type(drafter).__name__ for _, drafter in pipeline.replicas[0].drafts._drafter.parts]
-    assert kinds == ["RecentAnswersDrafter", "LookupDrafter", "HeadDrafter"]
+    assert kinds == ["PredictionDrafter", "RecentAnswersDrafter", "LookupDrafter", "HeadDrafter"]
     assert texts(pipeline, 4) == texts(plain, 4)
     # each draft counts for the drafter that made it
     shares = pipeline.replicas[0].drafts.lengths._all
-    assert 2 * KINDS in shares and len(shares) > 1
+    assert 3 * KINDS in shares and len(shares) > 1
     assert pipeline.kv_managers[0].params.groups[-1] == CacheGroup(1, 1, 24, None, True)
     assert len(plain.kv_managers[0].params.groups) < len(pipeline.kv_managers[0].params.groups)
     pipeline = pipeline_of(folder, 3, "ngram")

@@ -472,6 +472,31 @@ class WrittenForMax:
         self.inner.release(request_id)
 
 
+@pytest.mark.parametrize("written_for_max", [False, True])
+def test_each_request_that_ends_is_released_once(written_for_max, monkeypatch):
+    """Ended by itself, cancelled before its first step and after one, and failed."""
+    pipeline, released = CountingPipeline(), []
+    real = pipeline.release
+    monkeypatch.setattr(pipeline, "release", lambda key: released.append(key.value) or real(key))
+    given = WrittenForMax(pipeline) if written_for_max else pipeline
+    held = batch_pipeline(given)
+    engine = engine_of(held)
+    ended, running, waiting = context([1, 2], 1), context([4], 9), context([7], 9)
+    for one in (ended, running):
+        engine.submit(one)
+    engine.step()
+    engine.submit(waiting)
+    for one in (running, waiting, running):
+        engine.cancel(one.request_id)
+    engine.step()
+    failed = context([9], 5)
+    engine.submit(failed)
+    monkeypatch.setattr(pipeline, "execute", lambda inputs: 1 / 0)
+    engine.step()
+    assert engine.idle and pipeline.cache.used_pages == 0
+    assert released == [one.request_id.value for one in (ended, running, waiting, failed)]
+
+
 def test_pipelines_that_were_written_for_max():
     pipeline = WrittenForMax(CountingPipeline())
     generation = Generation.of(pipeline)

@@ -67,6 +67,7 @@ REQUEST = st.builds(
     eos_sequences=st.lists(st.lists(INT, max_size=3).map(tuple), max_size=3).map(tuple),
     log_probabilities=INT, log_probabilities_echo=st.booleans(), ignore_eos=st.booleans(),
     json_schema=st.none() | NAME, grammar=st.none() | NAME, model_name=NAME, sampling=SAMPLING,
+    predicted_tokens=st.lists(INT, max_size=4).map(tuple),
 )  # fmt: skip
 LOGS = st.builds(
     event_messages.TokenLogProbabilities,
@@ -83,6 +84,7 @@ MESSAGE = st.one_of(
         st.sampled_from(GenerationStatus), st.none() | st.lists(LOGS, max_size=3).map(tuple),
     ),
     st.builds(event_messages.RequestFailed, NAME, ERROR),
+    st.builds(event_messages.PredictionVerified, NAME, INT, INT),
     st.builds(event_messages.EngineReady, INT, INT, INT),
     st.builds(event_messages.EngineStopped, st.none() | ERROR),
 )  # fmt: skip

@@ -228,6 +228,7 @@ def test_an_engine_with_two_caches():
         engine.step()
     for n, one in enumerate(requests):
         assert one.generated_tokens.tolist() == expected([1, 2, n], 9)
+    # the pipeline's own `release` frees one of them only
     assert pipeline.other.used_pages == pipeline.cache.used_pages == 0
     pipeline.forget_prefixes()
     assert (

@@ -107,12 +107,35 @@ def test_a_row_is_read_when_all_of_it_is_written() -> None:
 def test_the_last_row_is_left_to_the_result() -> None:
     """Also where all rows are written before the first poll."""
     deliveries = Deliveries()
-    history = np.arange(5)[:, None]
+    history = np.arange(5)[:, None, None]
     run = _Run([context([1], 9)], [frozenset()], history, 0.0)
     assert StepReader(deliveries)._read(run) and run.last
     assert list(deliveries.tokens.values()) == [[0, 1, 2, 3]]
     alone = _Run([context([1], 9)], [frozenset()], history[:1], 0.0)
     assert not StepReader(deliveries)._read(alone) and alone.last
+
+
+def test_rows_of_steps_that_give_several_tokens() -> None:
+    """A place without a token is no token; a row is read when all its places are written."""
+    deliveries = Deliveries()
+    reader = StepReader(deliveries)
+    first, second = context([1], 9, eos_token_ids={4}), context([2], 9, eos_sequences=[[8, 8]])
+    history = np.full((4, 2, 3), NO_TOKEN, np.int64)
+    history[0] = [[5, 6, -2], [7, -2, -2]]
+    history[1, 0] = [0, 1, 2]
+    history[1, 1, :2] = 3
+    reader.begin([first, second], history)
+    deliveries.wait(first.request_id, 2)
+    threading.Event().wait(0.05)
+    assert deliveries.tokens == {first.request_id: [5, 6]}
+    history[1, 1, 2] = 3
+    deliveries.wait(first.request_id, 5)
+    # the second place ends the sequence
+    history[2] = [[3, 4, -2], [1, 1, 1]]
+    threading.Event().wait(0.05)
+    assert deliveries.tokens == {first.request_id: [5, 6, 0, 1, 2]}
+    assert list(reader.end(3).values()) == [[5, 6, 0, 1, 2], []]
+    reader.close()
 
 
 def test_a_row_that_ends_a_sequence_is_not_delivered() -> None:
@@ -366,7 +389,7 @@ def test_a_grammar_has_followed_what_was_delivered_before_an_interrupt(tiny) -> 
 def test_calls_are_longer_where_their_tokens_are_read() -> None:
     config = PipelineConfig(model_path=TINY, quantization_encoding="float32", max_length=64)
     assert config.finds_num_steps
-    pipeline = SimpleNamespace(pipeline_config=config, repeats_steps=True)
+    pipeline = SimpleNamespace(pipeline_config=config, repeats_steps=True, repeats_drafts=False)
     alone, read = limits_of(pipeline), limits_of(pipeline, are_steps_read=True)  # type: ignore[arg-type]
     assert (alone.max_seconds, read.max_seconds) == (0.04, 0.2)
     config.model_config.data_parallel_degree = 2

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from max._backends.loops import looped_program
-from max._backends.program import NO_VALUE, Jump, Launch, LaunchGeometry, Program, check_program
+from max._backends.loops import joined_program, looped_program
+from max._backends.program import (
+    NO_VALUE,
+    Jump,
+    Launch,
+    LaunchGeometry,
+    PartJump,
+    Program,
+    check_program,
+)
 
 
 def launch(kernel: int, *slots: tuple[int, int], **more: object) -> Launch:
@@ -43,3 +51,21 @@ def test_a_program_without_launches(first: int, second: int) -> None:
     assert len(plain) == first + second and all(item.barrier for item in plain)
     jump = joined.launches[-2]
     assert isinstance(jump, Jump) and jump.target == len(joined.launches)
+
+
+def test_parts_with_an_inner_loop_and_a_start_amid_them() -> None:
+    """A part may be there twice; jumps come at the start, or behind the part that they follow."""
+    once = Program([launch(1, (1, 8)), launch(2, (2, 0))], 3, 10)
+    jumps = [PartJump(-1, 1), PartJump(0, 2, 1), PartJump(1, 2, 0), PartJump(1, 1), PartJump(2, 0)]
+    joined = joined_program([once, once, Program([], 2, 30)], jumps, 2)
+    check_program(joined)
+    assert (joined.num_values, joined.scratch_bytes) == (10, 30)
+    kinds = [item.kind if isinstance(item, Jump) else item.kernel for item in joined.launches]
+    assert kinds == ["always", 1, 2, "if_zero", 1, 2, "if_zero", "back", "back"]
+    places = [item.target for item in joined.launches if isinstance(item, Jump)]
+    assert places == [4, 8, 8, 4, 1]
+    assert [list(item.slots) for item in joined.launches] == [
+        [], [(1, 8)], [(2, 0)], [(9, 0)], [(4, 8)], [(5, 0)], [(8, 0)], [], [],
+    ]  # fmt: skip
+    assert [item.barrier for item in joined.launches[1:3]] == [True, False]
+    assert [item.barrier for item in joined.launches[4:6]] == [True, False]

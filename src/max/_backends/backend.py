@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max import kernel as k
-from max._backends.program import NativeArray, Program
+from max._backends.program import NativeArray, PartJump, Program
 from max._backends.regions import RegionKernel, RegionSpec
 from max._dataclass import dataclass
 from max._lazy import lazy_module
@@ -286,6 +286,21 @@ class Backend(ABC):
             The values of a run are those of `body`, then those of `after`, then the address of the byte.
         """
         return self.executor(loops.looped_program(body, after))
+
+    def join(
+        self, parts: Sequence[Program], jumps: Sequence[PartJump], num_flags: int
+    ) -> ProgramExecutor:
+        """Makes programs ready to run in order, with jumps between them; for devices with `runs_jumps`.
+
+        Args:
+            parts: The programs, with loaded kernels; they share an arena.
+            jumps: The jumps between them.
+            num_flags: The number of bytes that jumps depend on.
+
+        Returns:
+            The values of a run are those of the parts in order, then the addresses of the bytes.
+        """
+        return self.executor(loops.joined_program(parts, jumps, num_flags))
 
     @property
     def samples(self) -> bool:

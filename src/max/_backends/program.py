@@ -104,6 +104,20 @@ class Program:
         return "\n".join(lines)
 
 
+class PartJump(NamedTuple):
+    """A jump from the end of a part of a joined program to the start of another part.
+
+    Args:
+        after: The part that it follows; -1: none, as it comes first.
+        to: The part where the program continues; the number of parts is the end.
+        flag: The number of the byte that must be 0 for the jump; None: it is always taken.
+    """
+
+    after: int
+    to: int
+    flag: int | None = None
+
+
 class KernelRunError(RuntimeError):
     """A kernel raised at run time. The error is also an instance of the built-in exception class that the kernel names.
 

@@ -34,6 +34,8 @@ MAX_PROMPTS = 128
 """Prompts of a request of completions."""
 MAX_INPUTS = 2048
 """Texts of a request of vectors or ranks, as OpenAI has it."""
+MAX_PREDICTED_PARTS = 2048
+"""Texts that a prediction is made of."""
 MAX_BIASES = 1 << 18
 """Tokens with a bias; a model's vocabulary is a lower limit."""
 MAX_STOPS = 64

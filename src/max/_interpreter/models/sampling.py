@@ -138,6 +138,73 @@ def _next_step(
     again[0] = not ended and step + 1 < len(history)
 
 
+@register("mo.next_round.ragged.paged")
+def _next_round(
+    chosen_tokens: Array,
+    first_seeds: Array,
+    ends: Array,
+    bounds: Array,
+    vocabulary: Array,
+    interrupt: Array,
+    rows: Array,
+    cache_lengths: Array,
+    max_lengths: Array,
+    seeds: Array,
+    pairs: Array,
+    pair_lengths: Array,
+    pair_max_lengths: Array,
+    draft_lengths: Array,
+    draft_max_lengths: Array,
+    draft_seeds: Array,
+    num_drafted: Array,
+    history: Array,
+    rounds: Array,
+    again: Array,
+) -> None:
+    number, batch = int(rounds[0]), len(cache_lengths)
+    if not 0 <= number < len(history):
+        raise IndexError(f"round {number} of {len(history)}, the rows of the history")
+    if not batch or not len(rows) or len(rows) % batch:
+        raise ValueError(f"{len(rows)} rows of {batch} sequences, expected a multiple")
+    width = len(rows) // batch
+    if {len(chosen_tokens), len(rows), len(seeds), history.shape[1]} != {len(rows)}:
+        raise ValueError(f"operands of other numbers of rows than {len(rows)}")
+    of_requests = (first_seeds, ends, bounds, pair_lengths, draft_lengths, draft_seeds)
+    if {len(pairs) // 2, *map(len, of_requests)} != {batch} or len(pairs) % 2:
+        raise ValueError(f"operands of other numbers of sequences than {batch}")
+    if any(len(x) != 1 for x in (vocabulary, interrupt, num_drafted, rounds, again)):
+        raise ValueError(
+            "vocabulary, interrupt, num_drafted, rounds and again have one element each"
+        )
+    if (cache_lengths.astype(np.int64) + width > np.iinfo(np.uint32).max).any():
+        raise ValueError(f"cache_lengths are {cache_lengths}: one is near the maximum of its type")
+    # [batch, width]: a drafted token is right if it is chosen after the row before it, as those before it are
+    given, wanted = rows.reshape(batch, width), chosen_tokens.reshape(batch, width)
+    equal: Array = given[:, 1:] == wanted[:, :-1]
+    right: Array = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
+    new = np.where(np.arange(width) <= right[:, None], wanted, -2)
+    history[number] = new.reshape(-1)
+    last = wanted[np.arange(batch), right]
+    pairs.reshape(batch, 2)[:] = np.stack([given[np.arange(batch), right], last], axis=1)
+    given[:, 0] = last
+    cache_lengths += (right + 1).astype(np.uint32)
+    lengths: list[int] = cache_lengths.tolist()
+    pair_lengths[:], draft_lengths[:] = [n - 1 for n in lengths], lengths
+    max_lengths[0, 1] = draft_max_lengths[0, 1] = max(lengths)
+    pair_max_lengths[0, 1] = max(lengths) - 1
+    for row, (first, length) in enumerate(zip(first_seeds, lengths, strict=True)):
+        draft_seeds[row] = _splitmix64(first, length + 2)
+        for place in range(width):
+            seeds[row * width + place] = _splitmix64(first, length + 2 + place)
+    num_drafted[0], rounds[0] = 0, number + 1
+    ended = bool(interrupt[0]) or any(
+        set(a) & set(b) for a, b in zip(ends.tolist(), new.tolist(), strict=True)
+    )
+    ended |= bool((last < 0).any() or (last >= vocabulary[0]).any())
+    ended |= any(n + width > bound for n, bound in zip(lengths, bounds.tolist(), strict=True))
+    again[0] = not ended and number + 1 < len(history)
+
+
 @register("mo.penalties")
 def _penalties(
     logits: Array,

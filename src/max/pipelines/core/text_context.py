@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from max._lazy import lazy_module
 from max.interfaces import (
     GenerationStatus,
     LogProbabilities,
@@ -21,6 +22,11 @@ from max.pipelines.core.exceptions import InputError, check_prompt
 from max.pipelines.core.log_probabilities import KeptLogProbabilities
 from max.pipelines.core.reasoning import ReasoningBudget, ReasoningLimit
 from max.pipelines.core.token_counts import TokenCounts
+
+if TYPE_CHECKING:
+    from max.pipelines.core import predicted_text
+else:
+    predicted_text = lazy_module("max.pipelines.core.predicted_text")
 
 CHUNK_SIZE = 128
 """The token array grows in multiples of this."""
@@ -59,6 +65,7 @@ class TextContext:
         adapter_scale: The factor of these weights.
         logged_tokens: Tokens whose log-probabilities are returned besides the top ones, if there are top ones.
         reusable_tokens: The number of first tokens that later requests may find in the cache; None: all.
+        prediction: The text that the answer may have, a source of drafts; None: nothing is known of it.
 
     Raises:
         InputError: The prompt is empty, not 1-d, or leaves no room for a new token.
@@ -102,6 +109,7 @@ class TextContext:
     """The number of last tokens that needed no step, and are processed with the one before them."""
     logged_tokens: tuple[int, ...] = ()
     reusable_tokens: int | None = None
+    prediction: predicted_text.PredictedText | None = None
     _draft_parents: tuple[int, ...] = ()
     """Of a draft that is no chain (`max.pipelines.core.draft_tree`)."""
     _log_probabilities: KeptLogProbabilities = field(init=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -90,6 +91,11 @@ class BatchPipeline(
     @property
     def repeats_steps(self) -> bool:
         """Whether several steps in one call save time; False by default."""
+        return False
+
+    @property
+    def repeats_drafts(self) -> bool:
+        """Whether one call runs several steps that verify drafted tokens; False by default."""
         return False
 
     @abstractmethod
@@ -254,8 +260,10 @@ class ForeignPipeline(BatchPipeline[Any]):
         return self._foreign.execute(inputs)
 
     def release(self, request_id: RequestID) -> None:
-        """Frees the resources of a request."""
-        self._foreign.release(request_id)
+        """Frees the resources of a request; nothing happens if the pipeline knows nothing of it."""
+        # as caches raise it of a request that waits, or that they have never had
+        with contextlib.suppress(KeyError):
+            self._foreign.release(request_id)
 
 
 def batch_pipeline(pipeline: object) -> BatchPipeline[Any]:
@@ -300,4 +308,5 @@ def limits_of(pipeline: BatchPipeline[Any], are_steps_read: bool = False) -> Sch
         max_seconds=longest,
         max_batch_context_length=config.max_batch_context_length,
         mixed_step_ratio=MIXED_STEP_RATIO,
+        repeats_drafts=pipeline.repeats_drafts,
     )

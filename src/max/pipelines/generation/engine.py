@@ -175,7 +175,7 @@ class Engine:
                 except ValueError as error:
                     self._outcomes.append(Failure(change.context.request_id, error))
             elif change in self.scheduler:
-                self.scheduler.remove(change)
+                self._remove(change)
                 self._new.discard(change)
                 self._outcomes.append(TextGenerationOutput(change, [], GenerationStatus.CANCELLED))
 
@@ -240,7 +240,7 @@ class Engine:
         except Exception as error:
             self._end_reading(0)
             for context in batch:
-                self.scheduler.remove(context.request_id)
+                self._remove(context.request_id)
                 self._outcomes.append(Failure(context.request_id, error))
             return
         except BaseException:
@@ -248,7 +248,7 @@ class Engine:
             self._keep_delivered(batch, lengths)
             for context in batch:
                 if context.is_done:
-                    self.scheduler.remove(context.request_id)
+                    self._remove(context.request_id)
                 else:
                     self.scheduler.requeue(context)
             raise
@@ -266,6 +266,9 @@ class Engine:
         else:
             self.scheduler.record_prompts(seconds)
             self.prompt_steps.record(seconds)
+        for context in batch:
+            if context.is_done:
+                pipeline.release(context.request_id)
         # before the outcomes: pages of ended requests are free when their clients learn of it
         self.scheduler.update(batch)
         if self._log is not None:
@@ -276,6 +279,13 @@ class Engine:
                 self._outcomes.append(Failure(context.request_id, error))
             elif output is not None and (output.tokens or output.is_done):
                 self._outcomes.append(output)
+
+    def _remove(self, request_id: RequestID) -> None:
+        """Ends a request between two steps: frees what the pipeline keeps of it, and its pages."""
+        pipeline = self._pipeline()
+        if pipeline is not None:
+            pipeline.release(request_id)
+        self.scheduler.remove(request_id)
 
     def _keep_delivered(
         self, batch: Sequence[TextGenerationContext], lengths: Sequence[int]

@@ -59,7 +59,7 @@ class GenerateMixin(Protocol[TextGenerationContextType, RequestType]):
         ...
 
     def release(self, request_id: RequestID) -> None:
-        """Frees the resources of a request."""
+        """Frees the resources of a request that has ended; nothing happens if it has none."""
         ...
 
     def generate(self, prompts: RequestType | list[RequestType]) -> list[TextGenerationOutput]:

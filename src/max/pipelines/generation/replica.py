@@ -26,6 +26,7 @@ from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.nn.transformer.transformer import ReturnLogits
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core.draft_tree import draft_length
+from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.steps.decode_loop import (
     DecodeLoop,
@@ -55,9 +56,15 @@ from max.pipelines.structured.constraint import Constraints, is_constrained
 from max.pipelines.structured.step_masks import Mask, StepMasks
 
 if TYPE_CHECKING:
-    from max.pipelines.generation.drafts import call_watch, draft_steps, drafted_rows
+    from max.pipelines.generation.drafts import (
+        call_watch,
+        draft_rounds,
+        draft_steps,
+        drafted_rows,
+    )
     from max.pipelines.structured import call_masks
 else:
+    draft_rounds = lazy_module("max.pipelines.generation.drafts.draft_rounds")
     draft_steps = lazy_module("max.pipelines.generation.drafts.draft_steps")
     drafted_rows = lazy_module("max.pipelines.generation.drafts.drafted_rows")
     call_masks = lazy_module("max.pipelines.structured.call_masks")
@@ -116,6 +123,8 @@ class Replica(Generic[TextGenerationContextType]):
                 config, self.model, self._sampler, self.cache, constraints
             )
         self.loop = DecodeLoop.of(session, self.model)
+        self.rounds: draft_rounds.DraftRounds | None = None
+        """Runs several steps with drafts of a smaller model in one call; None: they run one by one."""
         self._grammar_steps: GrammarSteps | None = None
         if self.loop is not None and (vocabulary := self.loop.vocabulary) is not None:
             self._grammar_steps = GrammarSteps(constraints, self.loop, vocabulary)
@@ -221,6 +230,10 @@ class Replica(Generic[TextGenerationContextType]):
         begin, watch = time.perf_counter(), None
         if self.drafts is not None:
             self.drafts.drop(batch)
+            if self.rounds is not None and not enable_log_probs:
+                plan = self.rounds.plan(batch, num_steps, self.drafts.lengths)
+                if plan is not None:
+                    return self._run_rounds(self.rounds, self.drafts, batch, plan, begin)
             # without a reader nobody sees the tokens of a call that runs
             watch = None if self.reader is None else self.drafts.watch(batch)
             num_steps = self.drafts.plain_steps(batch, num_steps, watch is not None)
@@ -368,6 +381,22 @@ class Replica(Generic[TextGenerationContextType]):
         if grammars is not None:
             new_tokens = grammars[1].valid(batch, new_tokens)
         return self._result(batch, new_tokens, steps)
+
+    def _run_rounds(
+        self,
+        rounds: draft_rounds.DraftRounds,
+        drafts: draft_steps.DraftSteps,
+        batch: list[TextGenerationContextType],
+        plan: draft_rounds.RoundPlan,
+        begin: float,
+    ) -> StepResult:
+        """Runs several steps that verify drafts of a smaller model, or until one of the sequences ends."""
+        contexts = cast(list[TextContext], batch)
+        tokens, accepted = rounds.run(contexts, plan, self.reader)
+        drafts.record_rounds(contexts, plan.length, accepted.tolist())
+        drafted = plan.length * len(batch)
+        drafts.measure(batch, drafted, int(accepted.sum()), begin, len(accepted))
+        return self._result(batch, tokens, len(accepted))
 
     def _result(
         self,

@@ -27,6 +27,7 @@ from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafter
+from max.pipelines.generation.drafts.draft_rounds import DraftRounds
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.drafts.rejection import (
     kept_tokens,
@@ -151,11 +152,20 @@ class SpeculativeDecodingTextGenerationPipeline(
                 self._constraints,
                 self._drafter,
             )
+            if replica.drafts is not None:
+                replica.rounds = DraftRounds.of(
+                    self.session, replica, self._draft.replicas[0], self._drafter
+                )
 
     @property
     def kv_managers(self) -> list[Any]:
         """The managers of the KV caches: of the draft model, and of the model."""
         return [self._draft.kv_manager, *super().kv_managers]
+
+    @property
+    def repeats_drafts(self) -> bool:
+        """See `BatchPipeline.repeats_drafts`."""
+        return all(replica.rounds is not None for replica in self.replicas)
 
     @property
     def scheduled_caches(self) -> list[Any]:

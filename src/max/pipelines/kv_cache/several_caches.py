@@ -215,6 +215,13 @@ class CachesOfModels(SeveralCaches[RequestPages]):
             cache.release(request_id)
         self.forget_opening(request_id)
 
+    def close(self, request_id: RequestID) -> None:
+        """Removes what page tables a request has, and frees its slots; nothing happens if it has none."""
+        # a pipeline may have released one of them
+        for cache in self._caches:
+            cache.close(request_id)
+        self.forget_opening(request_id)
+
 
 def caches_of_models(caches: Sequence[RequestPages]) -> RequestPages:
     """The pages of a pipeline's caches.

@@ -24,6 +24,7 @@ class SchedulerLimits:
             beside running requests: it takes at most this multiple of a decoding step, estimated from recent steps, or
             more if more requests wait than run. None: no limit.
         max_batch_context_length: The maximum number of tokens of all requests of a batch; None: no limit.
+        repeats_drafts: Whether one execution may run several steps that verify drafted tokens.
 
     Raises:
         ValueError: A limit is less than 1, ``max_seconds`` is not above 0, or ``mixed_step_ratio`` not
@@ -39,6 +40,7 @@ class SchedulerLimits:
     max_seconds: float | None = None
     max_batch_context_length: int | None = None
     mixed_step_ratio: float | None = None
+    repeats_drafts: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -371,9 +371,15 @@ class TextScheduler:
         return False
 
     def _steps(self) -> int:
-        """The number of tokens per running request in one execution, limited by the room left in each sequence."""
-        if self._limits.max_num_steps == 1 or any(map(_is_wide, self._running.values())):
-            return 1  # a step that verifies drafted tokens gives several tokens by itself
+        """The number of steps of one execution, limited by the room left in each sequence: each gives a token or more
+        to each running request."""
+        if self._limits.max_num_steps == 1:
+            return 1
+        # others than those with drafts of a pipeline that repeats these give several tokens by themselves
+        if any(map(_is_wide, self._running.values())) and not (
+            self._limits.repeats_drafts and all(map(draft_length, self._running.values()))
+        ):
+            return 1
         room = [
             context.compute_num_available_steps(context.max_length)
             for context in self._running.values()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from max._dataclass import replace_fields
+from max._lazy import lazy_module
 from max.interfaces import RequestID, SamplingParams, TextGenerationRequest
 from max.pipelines.core.reasoning import UNLIMITED, ReasoningBudget
 from max.pipelines.core.text import utf8_size
@@ -22,12 +23,18 @@ from max.serve.chat.tools.harmony import HarmonyParser
 from max.serve.chat.tools.parser import parser_of
 from max.serve.chat.tools.schemas import tool_grammar
 from max.serve.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
+from max.serve.limits import MAX_SEQUENCE_TOKENS
 from max.serve.models.model import ServedModel
 from max.serve.requests.generation import ChatJob, PlainParser, TextSequence, choices_of
 from max.serve.requests.parts import AnswerParser
 from max.serve.requests.request_context import current_request
 from max.serve.requests.steps import next_step
 from max.serve.requests.threads import by_size, in_grammar_thread
+
+if TYPE_CHECKING:
+    from max.serve.chat import prediction
+else:
+    prediction = lazy_module("max.serve.chat.prediction")
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class Conversation:
         continues: Whether the answer goes on with the last message, which is the assistant's.
         kept_tokens: The number of the prompt's last tokens that are kept; None: all.
         with_tokens: Whether the tokens of answers are wanted.
+        prediction: The text that the answer may have; empty: nothing is known of it.
         field: The field of the request with the messages.
     """
 
@@ -72,6 +80,7 @@ class Conversation:
     continues: bool = False
     kept_tokens: int | None = None
     with_tokens: bool = False
+    prediction: str = ""
     field: str = "messages"
 
 
@@ -147,6 +156,11 @@ async def prepare(model: ServedModel, conversation: Conversation) -> ChatJob:
     budget = reasoning_budget(model, conversation, thinks, bool(parsed_tools))
     if (grammar, budget) != (request.grammar, request.reasoning_budget):
         request = replace_fields(request, grammar=grammar, reasoning_budget=budget)
+    if conversation.prediction:
+        # each sequence is sent with it, and an answer has no more tokens
+        most = min(request.max_length - len(tokens), MAX_SEQUENCE_TOKENS // conversation.count)
+        predicted = await prediction.predicted_tokens(model, text, conversation.prediction, most)
+        request = replace_fields(request, predicted_tokens=predicted)
     sequence = TextSequence(
         request,
         conversation.stops,

@@ -18,12 +18,13 @@ from max.serve.errors import ApiError, short_text
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, answering_name, json_response, state_of
 from max.serve.http.streaming import event_stream, unless_disconnected
-from max.serve.limits import LONG_LOGS
+from max.serve.limits import LONG_LOGS, MAX_PREDICTED_PARTS
 from max.serve.models.model import ServedModel
 from max.serve.openai.fields import (
     FIRST_ERROR,
     Objects,
     SamplingFields,
+    StrictBody,
     sampling_of,
 )
 from max.serve.openai.messages import ChatMessages, plain_messages
@@ -64,6 +65,32 @@ _REFUSED = {
 }
 
 
+class PredictedPart(StrictBody):
+    """A part of the text."""
+
+    type: Literal["text"]
+    text: str
+
+
+PredictedParts = Annotated[
+    list[PredictedPart], Field(min_length=1, max_length=MAX_PREDICTED_PARTS), FIRST_ERROR
+]
+
+
+class PredictionField(StrictBody):
+    """The text that the answer may have: drafts come from it, and answers do not depend on it."""
+
+    type: Literal["content"]
+    content: str | PredictedParts
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class ChatCompletionRequest(SamplingFields, GrammarFields, ReasoningFields):
     """The body of ``/v1/chat/completions``."""
 
@@ -88,11 +115,12 @@ class ChatCompletionRequest(SamplingFields, GrammarFields, ReasoningFields):
     # whether the completion is stored, and by what clients find it
     store: bool | None = None
     metadata: dict[str, Any] | None = None
+    # a text that the answer may have: drafts come from it
+    prediction: PredictionField | None = None
     # accepted without effect: there is one tier of service
     service_tier: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    prediction: dict[str, Any] | None = None
     modalities: Annotated[list[str], Field(max_length=16), FIRST_ERROR] | None = None
     audio: dict[str, Any] | None = None
     functions: Objects | None = None
@@ -147,7 +175,8 @@ def _whole(
 ) -> dict[str, Any]:
     """A completion with all of its answers."""
     choices = [_choice(i, answer, body, job) for i, answer in enumerate(answers)]
-    totals = usage(job.prompt_tokens, sum(answer.tokens for answer in answers))
+    generated = sum(answer.tokens for answer in answers)
+    totals = usage(job.prompt_tokens, generated, body.prediction is not None)
     # the head of a stream that is stored names its chunks
     whole = {**head, "object": "chat.completion", "choices": choices, "usage": totals}
     if body.return_token_ids:
@@ -236,6 +265,7 @@ async def _job(body: ChatCompletionRequest, state: ServerState) -> ChatJob:
             continues=bool(body.continue_final_message),
             kept_tokens=body.truncate_prompt_tokens,
             with_tokens=bool(body.return_token_ids),
+            prediction="" if body.prediction is None else body.prediction.text,
         ),
     )
 
@@ -459,7 +489,8 @@ class _AnswerEvents:
         return self._chunks.event(_choice_of(choice, delta, **more), totals, more=beside)
 
     def _totals(self) -> dict[str, Any]:
-        return usage(self._job.prompt_tokens, sum(self._tokens.values()))
+        generated = sum(self._tokens.values())
+        return usage(self._job.prompt_tokens, generated, self._body.prediction is not None)
 
 
 def _choice_of(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:

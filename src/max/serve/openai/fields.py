@@ -105,6 +105,10 @@ Objects = Annotated[list[dict[str, Any]], FIRST_ERROR]
 _TOKEN_NUMBER = re.compile("[0-9]{1,10}")
 
 
+def _is_bias(value: object) -> bool:
+    return type(value) in (int, float) and -100 <= value <= 100  # pyright: ignore[reportOperatorIssue]
+
+
 def _biases(value: object) -> dict[str, float]:
     """Checks ``logit_bias``, entry by entry, so that other threads run meanwhile."""
     if not isinstance(value, dict):
@@ -116,7 +120,7 @@ def _biases(value: object) -> dict[str, float]:
             {"most": limits.MAX_BIASES},
         )
     for key, bias in value.items():
-        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+        if not _is_bias(bias):
             raise PydanticCustomError(
                 "bias",
                 "Input should have numbers from -100 to 100, and that of {key} is {bias}",

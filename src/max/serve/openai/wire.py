@@ -152,18 +152,26 @@ def error_event(error: ApiError) -> bytes:
     return event(error.body())
 
 
-def usage(prompt: int, completion: int) -> dict[str, Any]:
+def usage(prompt: int, completion: int, has_prediction: bool = False) -> dict[str, Any]:
     """The numbers of tokens of the running request.
 
     Args:
         prompt: Those of the prompt.
         completion: Those that were generated.
+        has_prediction: Whether the request has a prediction, whose tokens are counted too.
     """
+    request, details = current_request(), dict[str, Any]()
+    if has_prediction:
+        details["completion_tokens_details"] = {
+            "accepted_prediction_tokens": request.accepted_predictions,
+            "rejected_prediction_tokens": request.rejected_predictions,
+        }
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": current_request().cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": request.cached_tokens},
+        **details,
     }
 
 

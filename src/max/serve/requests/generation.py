@@ -12,7 +12,11 @@ from typing import TypeAlias
 
 from max._dataclass import replace_fields
 from max.pipelines.generation.process.commands import GenerationRequest
-from max.pipelines.generation.process.events import PromptStarted, TokensGenerated
+from max.pipelines.generation.process.events import (
+    PredictionVerified,
+    PromptStarted,
+    TokensGenerated,
+)
 from max.pipelines.tokenization.text_stream import GeneratedText, TextPiece, TokenLog
 from max.serve.errors import ApiError
 from max.serve.limits import LONG_LOGS, MAX_SEQUENCE_TOKENS
@@ -199,6 +203,10 @@ async def generate_choices(
                         continue  # a stop text ended it; tokens were under way
                     if isinstance(event, PromptStarted):
                         sequence.start(event)
+                    elif isinstance(event, PredictionVerified):
+                        current_request().note_prediction(
+                            event.accepted_tokens, event.rejected_tokens
+                        )
                     elif isinstance(event, TokensGenerated):
                         if _is_long(event):
                             piece = await in_body_thread(sequence.push, event)

@@ -43,6 +43,8 @@ class RequestContext:
         named_adapter: The adapter that it names in place of a model; empty: it names a model.
         variant: The model that it asks for and ``stable`` or ``canary``; None: its model has no canary.
         cached_by_request: For each of its sequences a number of the prompt, and the tokens of it that the cache had.
+        accepted_predictions: The tokens of its prediction that were drafted and right.
+        rejected_predictions: Those that were drafted and not right.
     """
 
     request_id: str = ""
@@ -66,6 +68,8 @@ class RequestContext:
     named_adapter: str = ""
     variant: tuple[str, str] | None = None
     cached_by_request: dict[str, tuple[int, int]] = field(default_factory=dict)
+    accepted_predictions: int = 0
+    rejected_predictions: int = 0
 
     @property
     def prefix_salt(self) -> str:
@@ -82,6 +86,16 @@ class RequestContext:
             # the sequence that came first has read the prompt, and later ones find it cached
             of_prompts[prompt] = min(tokens, of_prompts.get(prompt, tokens))
         return sum(of_prompts.values())
+
+    def note_prediction(self, num_accepted: int, num_rejected: int) -> None:
+        """Notes drafted tokens of its prediction.
+
+        Args:
+            num_accepted: The number of right ones.
+            num_rejected: The number of the others.
+        """
+        self.accepted_predictions += num_accepted
+        self.rejected_predictions += num_rejected
 
     def warning(self, unknown_fields: str | None) -> str | None:
         """The header ``Warning`` of the response; None: there is nothing to warn of.

@@ -25,6 +25,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.penalties": "generation.penalties",
     "mo.step.ready": "generation.step_ready",
     "mo.next_step.ragged.paged": "generation.next_step",
+    "mo.next_round.ragged.paged": "generation.next_round",
     "mo.check.counts": "checks",
     "mo.check.offsets": "checks",
     "mo.gather": "indexing.gather",

@@ -148,10 +148,16 @@ define(
 )
 
 
+def _check_pairs(op: str, types: NamedTypes, *names: str) -> None:
+    """Raises unless operands have two elements a row."""
+    for name in names:
+        pairs = types[name]
+        if pairs.shape[1:] != pairs.with_shape((2,)).shape:
+            raise ValueError(f"{op}: {name} is {pairs.short}, expected [n, 2]")
+
+
 def _next_step_types(types: NamedTypes, attrs: Attrs) -> Types:
-    pairs = types["max_lengths"]
-    if pairs.shape[1:] != pairs.with_shape((2,)).shape:
-        raise ValueError(f"next_step.ragged.paged: max_lengths is {pairs.short}, expected [n, 2]")
+    _check_pairs("next_step.ragged.paged", types, "max_lengths")
     return ()
 
 
@@ -186,6 +192,63 @@ define(
         doc=(
             "makes the inputs of the next decoding step; `again` is 1 if the history has "
             "rows left, no token is among the ends of its row, and `interrupted` is 0"
+        ),
+    )
+)
+
+
+def _next_round_types(types: NamedTypes, attrs: Attrs) -> Types:
+    names = ("max_lengths", "pair_max_lengths", "draft_max_lengths")
+    _check_pairs("next_round.ragged.paged", types, *names)
+    return ()
+
+
+define(
+    declare(
+        "mo.next_round.ragged.paged",
+        (
+            # [batch * width]: after each row of a sequence, its last token and the drafted ones
+            Operand("chosen_tokens", _I64, 1),
+            Operand("first_seeds", _U64, 1),
+            # [batch, n]: the tokens that end each sequence
+            Operand("ends", _I64, 2),
+            Operand("bounds", _I64, 1),
+            Operand("vocabulary", _I64, 1),
+            Operand("interrupt", _BYTES, 1),
+            Operand("rows", _I64, 1, is_buffer=True),
+            Operand("cache_lengths", _U32, 1, is_buffer=True),
+            Operand("max_lengths", _U32, 2, is_buffer=True),
+            Operand("seeds", _U64, 1, is_buffer=True),
+            Operand("pairs", _I64, 1, is_buffer=True),
+            Operand("pair_lengths", _U32, 1, is_buffer=True),
+            Operand("pair_max_lengths", _U32, 2, is_buffer=True),
+            Operand("draft_lengths", _U32, 1, is_buffer=True),
+            Operand("draft_max_lengths", _U32, 2, is_buffer=True),
+            Operand("draft_seeds", _U64, 1, is_buffer=True),
+            Operand("num_drafted", _I64, 1, is_buffer=True),
+            # [rounds, batch * width]
+            Operand("history", _I64, 2, is_buffer=True),
+            Operand("rounds", _I64, 1, is_buffer=True),
+            Operand("again", _BYTES, 1, is_buffer=True),
+        ),
+        0,
+        _next_round_types,
+        chained=True,
+        takes=(
+            "chosen_tokens si64 `[batch * width]`, first seeds ui64 `[batch]`, ends si64 `[batch, n]`, bounds si64 "
+            "`[batch]`, vocabulary si64 `[1]`, interrupt ui8 `[1]`; buffers rows si64 `[batch * width]`, "
+            "cache_lengths u32 `[batch]`, max_lengths u32 `[1, 2]`, seeds ui64 `[batch * width]`, pairs si64 "
+            "`[2 * batch]`, pair_lengths u32 `[batch]`, pair_max_lengths u32 `[1, 2]`, draft_lengths u32 `[batch]`, "
+            "draft_max_lengths u32 `[1, 2]`, draft_seeds ui64 `[batch]`, num_drafted si64 `[1]`, history si64 "
+            "`[rounds, batch * width]`, rounds si64 `[1]`, again ui8 `[1]`; chain"
+        ),
+        gives="chain",
+        doc=(
+            "makes the inputs of the next round of drafted tokens: of the rows of a sequence, its last token and the "
+            "drafted ones, those are right that are `chosen_tokens` after the row before them; the history has these "
+            "and the token chosen after them, then -2; `again` is 1 if it has rows left, no new token ends its "
+            "sequence or is none of the draft model's `vocabulary`, the next round stays within `bounds`, and "
+            "`interrupt` is 0"
         ),
     )
 )

@@ -202,6 +202,44 @@ class ModelDrafter(BatchDrafter):
         """
         self._texts_of(contexts, [context.start_idx for context in contexts], [1] * len(contexts))
 
+    @property
+    def draft_vocabulary(self) -> int:
+        """The number of the draft model's tokens."""
+        return self._model.vocabulary
+
+    def written_text(self, context: TextContext, length: int) -> DraftedText | None:
+        """The text of a request with the first tokens of its draft, of which the draft model has read all but the last;
+        None: it has another text.
+
+        Args:
+            context: The request.
+            length: The number of drafted tokens.
+        """
+        text, own = self._texts.get(context.request_id), context.current_length
+        if text is None or text.start_idx < own + length - 1 or text.end_idx < own + length:
+            return None
+        drafted = tuple(text.all_tokens[own : own + length].tolist())
+        if drafted != context.draft_tokens[:length] or text.common_length(context) < own:
+            return None
+        return text
+
+    def follow_rounds(self, context: TextContext, tokens: Sequence[int], unread: int) -> None:
+        """Takes over the tokens of rounds that ran without this drafter, in which the draft model has read them.
+
+        Args:
+            context: The request, before these tokens; `written_text` gave its text.
+            tokens: The tokens.
+            unread: How many of the last ones it has not read.
+        """
+        text = self._texts[context.request_id]
+        text.set_token_indices(active_idx=text.end_idx)
+        text.truncate(context.current_length)
+        for token in tokens:
+            text.jump_ahead(token)
+        text.set_token_indices(start_idx=text.end_idx - unread)
+        # these tokens are certain, so that other requests may reuse their pages
+        self._model.kv_manager.step(text)
+
     def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         """Does nothing: the next draft compares the texts."""
 

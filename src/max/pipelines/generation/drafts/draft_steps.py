@@ -26,6 +26,7 @@ from max.pipelines.generation.drafts.drafter import Drafter, DraftersInTurn
 from max.pipelines.generation.drafts.head import HeadDrafter
 from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.drafts.lookup import LookupDrafter
+from max.pipelines.generation.drafts.prediction import PredictionDrafter
 from max.pipelines.generation.drafts.recent_answers import RecentAnswersDrafter
 from max.pipelines.generation.steps.decode_loop import DecodeLoop
 from max.pipelines.generation.steps.prompt_logits import wants_prompt_logits
@@ -379,8 +380,8 @@ class DraftSteps:
 
         Args:
             batch: The requests.
-            num_drafted: The number of drafted tokens.
-            num_accepted: The number of right ones.
+            num_drafted: The number of drafted tokens of each step.
+            num_accepted: The number of right ones of all steps.
             begin: When it began.
             steps: The number of its steps.
         """
@@ -390,6 +391,23 @@ class DraftSteps:
             begin = self._ended
         self._last = requests
         self.lengths.step(requests, num_drafted, num_accepted, (now - begin) / steps, steps)
+
+    def record_rounds(
+        self, batch: Sequence[TextContext], length: int, num_accepted: Sequence[Sequence[int]]
+    ) -> None:
+        """Records which drafted tokens were right in a call of several steps.
+
+        Args:
+            batch: The requests.
+            length: The number of drafted tokens of each in a step.
+            num_accepted: For each step the number of right ones of each request.
+        """
+        for row in num_accepted:
+            for context, right in zip(batch, row, strict=True):
+                self.count(length, right)
+                kind = self._drafter.kind(context)
+                self.lengths.record_verification(context.request_id, length, right, kind)
+                self._drafter.observe(context, length, right)
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """Counts a draft that was verified.
@@ -406,10 +424,11 @@ class DraftSteps:
 def _drafter_of(
     config: PipelineConfig, model: PipelineModel[Any], cache: PagedKVCacheManager
 ) -> Drafter:
-    """The drafter of a configuration: look-up in recent answers, of which a longer run must be equal, then in the
-    request's own text, which costs no step; then a head of the checkpoint; only this one if the configuration says so.
+    """The drafter of a configuration: look-up in the request's prediction, in recent answers, of which a longer run
+    must be equal, then in the request's own text, which costs no step; then a head of the checkpoint; only this one if
+    the configuration says so.
     """
-    drafters: list[Drafter] = [RecentAnswersDrafter(), LookupDrafter()]
+    drafters: list[Drafter] = [PredictionDrafter(), RecentAnswersDrafter(), LookupDrafter()]
     if config.speculative_method in (SpeculativeMethod.mtp, SpeculativeMethod.eagle3):
         drafters = []
     if (head := model.load_drafting_head()) is not None:

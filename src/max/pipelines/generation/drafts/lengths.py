@@ -227,6 +227,27 @@ class DraftLengths:
                 best, length = rate, count
         return length
 
+    def rounds(self, requests: int, num_drafted: int, most: int) -> int:
+        """The number of steps with drafts that one call may run, if each verifies as many tokens: what they lose if
+        none is right stays within the credit.
+
+        Args:
+            requests: The number of requests.
+            num_drafted: The number of drafted tokens of a step.
+            most: The maximum number of steps.
+        """
+        plain = self.seconds.plain(requests)
+        if plain is None or self._credit is None:
+            return most
+        loss = self._seconds_of(requests, num_drafted) + self._drafting_seconds(num_drafted) - plain
+        affordable = most if loss <= 0 else 1 + int(max(self._credit, 0.0) / loss)
+        return max(1, min(most, LONGEST_RUN - self._run, affordable))
+
+    def _drafting_seconds(self, num_drafted: int) -> float:
+        """The estimated duration of drafting by the first drafter; 0 before it was measured."""
+        known = self._drafting.get(0)
+        return known.of(num_drafted) if known else 0.0
+
     def record_verification(
         self, request_id: RequestID, num_drafted: int, num_accepted: int, kind: int = 0
     ) -> None:
@@ -277,14 +298,20 @@ class DraftLengths:
 
         Args:
             request_ids: Its requests.
-            num_drafted: The number of drafted tokens that it verified.
-            num_accepted: The number of right ones.
-            seconds: The duration of each of its steps.
+            num_drafted: The number of drafted tokens that each of its steps verified.
+            num_accepted: The number of right ones of all its steps.
+            seconds: The duration of each of its steps; with drafts, that of drafting for all but the first one is part
+                of it.
             steps: The number of its steps.
         """
         requests, run = len(request_ids), self._run
         plain = self.seconds.plain(requests)
-        self._run = run + 1 if num_drafted else 0
+        self._run = run + steps if num_drafted else 0
+        inside = 0.0
+        if num_drafted and steps > 1:
+            # what is left of the time is that of steps alone; both together are what was measured
+            inside = min(self._drafting_seconds(num_drafted) * (steps - 1), seconds * steps / 2)
+            seconds -= inside / steps
         self._rest = 0 if num_drafted else self._rest + steps
         if not num_drafted and self._rest // LONGEST_REST > (self._rest - steps) // LONGEST_REST:
             self.seconds.doubt(requests)
@@ -302,7 +329,7 @@ class DraftLengths:
             return
         if num_drafted:
             # as it is estimated from several steps: a slow one may be slow for another reason
-            spent += self._seconds_of(requests, num_drafted) - plain
+            spent += steps * (self._seconds_of(requests, num_drafted) - plain) + inside
             # what right tokens would have taken without drafts, less what drafts took
             self._credit += num_accepted * plain / requests - spent
         elif run:

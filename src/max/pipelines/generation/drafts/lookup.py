@@ -11,7 +11,7 @@ import numpy.typing as npt
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.drafts.drafter import TextDrafter
 
-__all__ = ["LookupDrafter"]
+__all__ = ["LookupDrafter", "longest_runs"]
 
 LONGEST_MATCH = 6
 """The number of last tokens that a look-up compares at most."""
@@ -45,7 +45,7 @@ class LookupDrafter(TextDrafter[int]):
             most: The maximum number of tokens.
         """
         tokens = context.all_tokens
-        length, best, shorter = _longest_runs(tokens)
+        length, best, shorter = longest_runs(tokens, tokens, LONGEST_MATCH)
         if not length:
             return ()
         self._lengths[context.request_id] = length
@@ -58,7 +58,7 @@ class LookupDrafter(TextDrafter[int]):
 
     def match(self, context: TextContext, tokens: npt.NDArray[np.integer[Any]]) -> int | None:
         """The number of last tokens that are found again; see `Drafter.match`."""
-        return _longest_runs(tokens)[0] or None
+        return longest_runs(tokens, tokens, LONGEST_MATCH)[0] or None
 
     def alternatives(self, context: TextContext, most: int) -> list[Sequence[int]]:
         """What followed the last tokens at other places; see `Drafter.alternatives`."""
@@ -72,22 +72,28 @@ class LookupDrafter(TextDrafter[int]):
         return found
 
 
-def _longest_runs(
-    tokens: npt.NDArray[Any],
+def longest_runs(
+    text: npt.NDArray[Any], tokens: npt.NDArray[Any], most: int
 ) -> tuple[int, npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """The earlier runs of tokens that are equal to the last ones.
+    """The runs of tokens of a text that are equal to the last ones of a sequence, and end before the text's last token.
+
+    Args:
+        text: The text; it may be the sequence itself.
+        tokens: The sequence, at least one token.
+        most: The number of last tokens that are compared at most.
 
     Returns:
-        The length of the longest of them, at most `LONGEST_MATCH`; where those of this length end, and where those end
-        that are shorter by a token, the former among them.
+        The length of the longest run; the indices of the last tokens of the runs of this length, and of those that are
+        shorter by a token, the former among them.
     """
-    ends = np.flatnonzero(tokens[:-1] == tokens[-1])  # [places]: ends of runs of one token
+    ends = np.flatnonzero(text[:-1] == tokens[-1])  # [places]: ends of runs of one token
     best, shorter, length = ends, ends[:0], 0
-    while ends.size and length < LONGEST_MATCH:
+    while ends.size and length < most:
         best, shorter, length = ends, best, length + 1
-        # ends are at most len(tokens) - 2, so those that are left have tokens[-1 - length] too
+        if length == len(tokens):
+            break
         ends = ends[ends >= length]
-        ends = ends[tokens[ends - length] == tokens[-1 - length]]
+        ends = ends[text[ends - length] == tokens[-1 - length]]
     return length, best, shorter
 
 

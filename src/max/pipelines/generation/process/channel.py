@@ -36,6 +36,7 @@ from max.pipelines.generation.process.events import (
     EngineStopped,
     OthersLoad,
     PagesChanged,
+    PredictionVerified,
     PrefixesForgotten,
     PrefixesKept,
     PromptStarted,
@@ -165,6 +166,7 @@ _PLAIN: dict[int, type[Any]] = {
     18: PrefixesKept,
     19: PagesChanged,
     20: OthersLoad,
+    21: PredictionVerified,
 }
 _TAGS = {TokensGenerated: _TOKENS, TextsEncoded: _VALUES} | {
     kind: tag for tag, kind in _PLAIN.items()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from max._dataclass import dataclass, replace_fields
+from max._lazy import lazy_module
 from max.interfaces import (
     RequestID,
     SamplingParams,
@@ -18,6 +19,11 @@ from max.pipelines.core.exceptions import check_prompt
 from max.pipelines.core.reasoning import ReasoningBudget
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.core.vision_context import TextAndVisionContext
+
+if TYPE_CHECKING:
+    from max.pipelines.core import predicted_text
+else:
+    predicted_text = lazy_module("max.pipelines.core.predicted_text")
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class GenerationRequest:
         logged_tokens: Tokens whose log-probabilities are returned besides the top ones.
         reusable_tokens: The number of first tokens that later requests may find in the cache; None: all.
         generated_tokens: Tokens of the answer that another engine has returned; the answer goes on after them.
+        predicted_tokens: Tokens that the answer may have, a source of drafts.
     """
 
     request_id: str
@@ -108,6 +115,7 @@ class GenerationRequest:
     logged_tokens: tuple[int, ...] = ()
     reusable_tokens: int | None = None
     generated_tokens: tuple[int, ...] = ()
+    predicted_tokens: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, context: TextContext) -> GenerationRequest:
@@ -147,6 +155,9 @@ class GenerationRequest:
             adapter_scale=context.adapter_scale,
             logged_tokens=context.logged_tokens,
             reusable_tokens=context.reusable_tokens,
+            predicted_tokens=()
+            if context.prediction is None
+            else tuple(context.prediction.tokens.tolist()),
         )
 
     @classmethod
@@ -233,6 +244,9 @@ class GenerationRequest:
             adapter_scale=self.adapter_scale,
             logged_tokens=self.logged_tokens,
             reusable_tokens=self.reusable_tokens,
+            prediction=predicted_text.PredictedText(self.predicted_tokens)
+            if self.predicted_tokens
+            else None,
         )
         context.resume(self.generated_tokens)
         return context

@@ -6,6 +6,7 @@ encoded as msgpack, and neither side depends on the state of the other. A conver
     engine -> EngineReady                         the model is loaded
     user   -> GenerationRequest, CancelRequest    at any time, from any thread
     engine -> PromptStarted                       per request: its first batch has begun
+    engine -> PredictionVerified ...              per request with a prediction, before the tokens of such a step
     engine -> TokensGenerated ...                 per request, in the order of its tokens
     engine -> TokensGenerated | RequestFailed     the last event of each request
     engine -> EngineStats, PagesChanged           at intervals, if the engine is configured to
@@ -26,10 +27,11 @@ the engine reads the cancellation. After :class:`EngineStopped` no request is op
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import field, fields
 from typing import TypeAlias
 
 from max._dataclass import dataclass
+from max._host.machine import byte_size
 from max.interfaces import (
     GenerationStatus,
     LogProbabilities,
@@ -202,6 +204,21 @@ class PromptStarted:
 
 
 @dataclass(frozen=True)
+class PredictionVerified:
+    """Steps have verified drafts of a request's prediction.
+
+    Args:
+        request_id: The request.
+        accepted_tokens: The drafted tokens that were right since the last event of this kind.
+        rejected_tokens: Those that were not.
+    """
+
+    request_id: str
+    accepted_tokens: int
+    rejected_tokens: int
+
+
+@dataclass(frozen=True)
 class PrefixesKept:
     """The answer to a :class:`KeepPrefixes` command.
 
@@ -232,6 +249,31 @@ class RequestFailed:
 
 
 @dataclass(frozen=True)
+class StartCounts:
+    """What the process of an engine has done to load its model.
+
+    Args:
+        compiled_parts: Programs and kernels that were compiled, as no cache had them.
+        packed_weights: Programs whose weights were packed, of those whose packed weights are kept.
+        fetched_entries: Entries of caches of other machines that were taken instead, packed weights too.
+        fetched_bytes: Their bytes.
+    """
+
+    compiled_parts: int = 0
+    packed_weights: int = 0
+    fetched_entries: int = 0
+    fetched_bytes: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.compiled_parts} parts compiled, {self.packed_weights} weights packed"
+        if self.fetched_entries:
+            text += (
+                f", {self.fetched_entries} from other machines ({byte_size(self.fetched_bytes)})"
+            )
+        return text
+
+
+@dataclass(frozen=True)
 class EngineReady:
     """The first event: the model is loaded.
 
@@ -239,11 +281,14 @@ class EngineReady:
         max_batch_size: The maximum number of concurrent requests.
         page_size: Tokens per page of the KV cache.
         total_pages: The number of pages.
+        start: What was done to load the model.
     """
 
     max_batch_size: int
     page_size: int
     total_pages: int
+    # of the process, which may have loaded other models before
+    start: StartCounts = field(default=StartCounts(), compare=False)
 
 
 STEP_BOUNDS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
@@ -356,6 +401,7 @@ class EngineStopped:
 Event: TypeAlias = (
     EngineReady
     | PromptStarted
+    | PredictionVerified
     | TokensGenerated
     | RequestFailed
     | PrefixesForgotten

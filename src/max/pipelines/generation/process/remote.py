@@ -24,6 +24,7 @@ from max.pipelines.generation.process.events import (
     ErrorInfo,
     Event,
     PagesChanged,
+    PredictionVerified,
     PrefixesForgotten,
     PrefixesKept,
     PromptStarted,
@@ -160,6 +161,7 @@ class RemoteGeneration(TextGenerator[TextContext]):
                     | EngineStats
                     | PagesChanged
                     | PromptStarted
+                    | PredictionVerified
                     | PrefixesForgotten
                     | PrefixesKept
                     | AdapterChanged,

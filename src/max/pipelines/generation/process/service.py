@@ -7,8 +7,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from max._lazy import lazy_module
 from max.interfaces import GenerationStatus, RequestID, TextGenerationOutput
 from max.pipelines.generation.batch_pipeline import BatchPipeline, batch_pipeline, limits_of
 from max.pipelines.generation.engine import Engine, Failure, Outcome
@@ -38,6 +39,7 @@ from max.pipelines.generation.process.events import (
     ErrorInfo,
     Event,
     PagesChanged,
+    PredictionVerified,
     PrefixesForgotten,
     PrefixesKept,
     PromptStarted,
@@ -52,6 +54,11 @@ from max.pipelines.generation.process.prefix_keeper import (
 from max.pipelines.generation.process.worker_loop import StepSigns, Work, WorkerLoop
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.scheduler import SchedulerLimits
+
+if TYPE_CHECKING:
+    from max.pipelines.core import predicted_text
+else:
+    predicted_text = lazy_module("max.pipelines.core.predicted_text")
 
 logger = logging.getLogger("max.pipelines")
 WARM_UP_DELAY_S = 0.3
@@ -129,6 +136,7 @@ class TextWork(Work[Prepared, Event]):
         self._engine = Engine(pipeline, limits, self._reader)
         self._channel, self._limits = channel, limits
         self._open: set[RequestID] = set()
+        self._predictions: dict[RequestID, predicted_text.PredictedText] = {}  # of open requests
         self._stats_interval, self._next_stats = stats_interval, 0.0
         self._keeper = PrefixKeeper()
         self._next_keep = time.monotonic() + KEEP_INTERVAL_S
@@ -253,10 +261,19 @@ class TextWork(Work[Prepared, Event]):
             Tokens, failures, and reports.
         """
         # the events of a step leave in one frame
-        events = [self._event(outcome) for outcome in self._engine.step()]
+        outcomes = self._engine.step()
+        # before requests are closed
+        verified = self._verified_predictions()
+        events = [self._event(outcome) for outcome in outcomes]
         if time.monotonic() >= self._next_keep:  # the engine has not been idle for long
             self._keep_new_prefixes()
-        return [*self._started_prompts(), *events, *self._ended_unloads(), *self._due_stats()]
+        return [
+            *self._started_prompts(),
+            *verified,
+            *events,
+            *self._ended_unloads(),
+            *self._due_stats(),
+        ]
 
     def wait(self, commands: queue.SimpleQueue[Prepared | Shutdown]) -> Prepared | Shutdown:
         """Waits for a command; if none arrives for some time, stores new prefixes.
@@ -322,6 +339,11 @@ class TextWork(Work[Prepared, Event]):
             for request_id, at, cached, miss in started
         ]
 
+    def _verified_predictions(self) -> list[PredictionVerified]:
+        """What of the predictions of open requests was right and wrong since the last call."""
+        counts = [(name, each.take_counts()) for name, each in self._predictions.items()]
+        return [PredictionVerified(name.value, *own) for name, own in counts if any(own)]
+
     def _submit(self, arrival: Arrival, late: bool) -> Sequence[Event]:
         """Submits a request that has arrived; returns its end if it was cancelled or is invalid."""
         request, context = arrival.request, arrival.context
@@ -341,6 +363,8 @@ class TextWork(Work[Prepared, Event]):
             return (RequestFailed(request.request_id, ErrorInfo.of(error)),)
         # from here on each way out of the engine sends a last event
         self._open.add(request_id)
+        if context.prediction is not None:
+            self._predictions[request_id] = context.prediction
         self._has_new_prefixes = True
         if not self._keeper.writes:
             self._pipeline.read_shared_prefixes()
@@ -351,11 +375,15 @@ class TextWork(Work[Prepared, Event]):
         """Converts an outcome to an event, and closes the request if it has ended."""
         request_id = outcome.request_id
         if isinstance(outcome, Failure):
-            self._open.discard(request_id)
+            self._close(request_id)
             return RequestFailed(request_id.value, ErrorInfo.of(outcome.error))
         if outcome.is_done:
-            self._open.discard(request_id)
+            self._close(request_id)
         return TokensGenerated.of(outcome)
+
+    def _close(self, request_id: RequestID) -> None:
+        self._open.discard(request_id)
+        self._predictions.pop(request_id, None)
 
     def _send_early(self, outputs: list[TextGenerationOutput]) -> None:
         """Sends tokens of an execution that is still running; its result is sent after them."""

@@ -10,16 +10,29 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from max._host.disk_cache import default_cache
 from max.pipelines.generation.process.channel import Channel
 from max.pipelines.generation.process.commands import Shutdown
-from max.pipelines.generation.process.events import EngineReady, EngineStopped, ErrorInfo
+from max.pipelines.generation.process.events import (
+    EngineReady,
+    EngineStopped,
+    ErrorInfo,
+    StartCounts,
+)
 
 logger = logging.getLogger("max.pipelines")
 
 CommandT = TypeVar("CommandT")
 EventT = TypeVar("EventT")
+
+
+def start_counts() -> StartCounts:
+    """What this process has done to load a model."""
+    stats = default_cache().stats
+    return StartCounts(stats.num_made, stats.num_packed, stats.num_fetched, stats.fetched_bytes)
 
 
 class StepSigns(Protocol):
@@ -135,7 +148,7 @@ class WorkerLoop(Generic[CommandT, EventT]):
         threading.Thread(target=self._read, name="engine commands", daemon=True).start()
         error: BaseException | None = None
         try:
-            self._channel.send(self._work.begin())
+            self._channel.send(replace(self._work.begin(), start=start_counts()))
             self._channel.send_all(self._work.after_begin())
             while not self._is_stopped:
                 # asked before commands are read: an idle loop waits for one

@@ -181,17 +181,24 @@ class DecodeLoop:
         self._constrained: ModelLoop | None = None
         self._lock = threading.Lock()  # guards the above
         # tensors of one element, as the device reads the first and writes the second while it runs
-        self._interrupt_flag, self._interrupted = self._share_memory(DType.uint8, (1,))
-        self._again, _ = self._share_memory(DType.uint8, (1,))
-        self._done = self._share_memory(DType.int64, (1,))
+        self.interrupt_flag, self._interrupted = self.share_memory(DType.uint8, (1,))
+        """Whether the run is to end after its current step, uint8 ``[1]``."""
+        self._again, _ = self.share_memory(DType.uint8, (1,))
+        self._done = self.share_memory(DType.int64, (1,))
         self._last_constants: tuple[list[TextGenerationContext], list[Tensor]] = ([], [])
         # the times of a step of the last runs: the shortest one is that of runs that nothing delayed
         self._step_times = deque[float](maxlen=_KEPT_TIMES)
 
-    def _share_memory(
-        self, dtype: DType, shape: tuple[int, ...]
-    ) -> tuple[Tensor, npt.NDArray[Any]]:
-        """A tensor that the host reads and writes while the loop runs, and the same memory for the host."""
+    def share_memory(self, dtype: DType, shape: tuple[int, ...]) -> tuple[Tensor, npt.NDArray[Any]]:
+        """A tensor of zeros that the host reads and writes while the loop runs, and the same memory for the host.
+
+        Args:
+            dtype: Its element type.
+            shape: Its sizes.
+
+        Raises:
+            ValueError: The device has no such memory.
+        """
         shared = self._loop.share(dtype, shape, self._device)
         if shared is None:
             raise ValueError(f"{self._device} has no memory that it shares with the host")
@@ -207,8 +214,8 @@ class DecodeLoop:
             vocabulary: The number of logits of a token.
         """
         words = (vocabulary + 31) // 32
-        allowed, allowed_array = self._share_memory(DType.int32, (batch, words))
-        kept, kept_array = self._share_memory(DType.bool, (batch, vocabulary))
+        allowed, allowed_array = self.share_memory(DType.int32, (batch, words))
+        kept, kept_array = self.share_memory(DType.bool, (batch, vocabulary))
         return TokenTables(allowed, kept), allowed_array, kept_array
 
     @staticmethod
@@ -264,6 +271,10 @@ class DecodeLoop:
         """Ends the current run after its current step, or the next run after its first step; thread-safe."""
         self._interrupted[0] = 1
 
+    def end_interrupt(self) -> None:
+        """Lets the next run go on, after one that an interrupt may have ended."""
+        self._interrupted[0] = 0
+
     def run(
         self,
         inputs: ModelInputs,
@@ -301,12 +312,12 @@ class DecodeLoop:
         inputs = self._pipeline_model.prepare_next_token_inputs(tokens, inputs)
         inputs.update(sampling=sampling)
         # [steps, batch]: the reader polls its rows while native code writes them
-        history_tensor, history = self._share_memory(DType.int64, (steps, len(batch)))
+        history_tensor, history = self.share_memory(DType.int64, (steps, len(batch)))
         history[:] = NO_TOKEN
         done_tensor, done = self._done
         done[0] = 0
         again = self._again
-        read = [*self._constants(batch), self._interrupt_flag]
+        read = [*self.constants(batch), self.interrupt_flag]
         changed = [
             tokens, cache.cache_lengths, cache.max_lengths, sampling.seed,
             history_tensor, done_tensor, again,
@@ -331,7 +342,7 @@ class DecodeLoop:
         outputs, needed, ran, start = list[Tensor](), 0, 0, time.perf_counter()
         if grammars is not None:
             # of this call only: the thread of an earlier one may still write its own
-            tensor, prepared = self._share_memory(DType.int64, (1,))
+            tensor, prepared = self.share_memory(DType.int64, (1,))
             prepared_tensor.append(tensor)
             grammars[1].begin(history, prepared, min(self._step_times, default=0.0))
         try:
@@ -350,7 +361,7 @@ class DecodeLoop:
                 reader.end_watch()
         self._step_times.append((time.perf_counter() - start) / max(ran, 1))
         # only after the run: an interrupt from before it ends it after its first step
-        self._interrupted[0] = 0
+        self.end_interrupt()
         return LoopResult(inputs, tokens, history[:ran], outputs)
 
     def _watch(
@@ -359,8 +370,13 @@ class DecodeLoop:
         if watch(tokens):
             self.interrupt()
 
-    def _constants(self, batch: Sequence[TextGenerationContext]) -> list[Tensor]:
-        """The seeds of requests and the tokens that end them; those of the last batch if it had the same requests."""
+    def constants(self, batch: Sequence[TextGenerationContext]) -> list[Tensor]:
+        """The seeds of requests ``[batch]`` and the tokens that end them ``[batch, n]``; those of the last batch if it
+        had the same requests.
+
+        Args:
+            batch: The requests.
+        """
         last, constants = self._last_constants
         if not has_same_requests(batch, last):
             seeds = np.array([c.sampling_params.seed & SEED_MASK for c in batch], np.uint64)

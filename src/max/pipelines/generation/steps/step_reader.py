@@ -2,7 +2,7 @@
 
 The loop writes the tokens of each step into a row of its history, in native code without Python's lock. A thread polls
 the rows. No synchronization is needed: a row starts as ``NO_TOKEN``, tokens are never negative, and each is one aligned
-word, so any other value is a complete token.
+word, so any other value is complete: a token, or the mark of a place without one in a step that verifies drafts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class _Run:
     Args:
         batch: The requests, in the order of the history's columns.
         ends: The tokens that end each request; None: the rows of this request are not delivered.
-        history: The tokens ``[steps, batch]``.
+        history: The tokens ``[steps, batch, width]``, given without the last axis if it is 1; places without a token
+            are negative and not ``NO_TOKEN``.
         begin: The start time.
         counted_steps: The number of rows whose tokens count, as far as is known now; None: all of them.
         watch: Is called with the tokens of each request; None: nothing is.
@@ -58,6 +59,10 @@ class _Run:
     watch: Watch | None = None
     read: int = 0
     last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.history.ndim == 2:
+            self.history = self.history[:, :, None]
 
 
 class StepReader:
@@ -92,7 +97,8 @@ class StepReader:
 
         Args:
             batch: The requests, which must not change before :meth:`end`.
-            history: The tokens ``[steps, batch]``, initially all ``NO_TOKEN``.
+            history: The tokens ``[steps, batch]``, or of steps that give several ones ``[steps, batch, width]``;
+                initially all ``NO_TOKEN``. A place that a step leaves without a token is another negative number.
             counted_steps: The number of steps whose tokens count, as far as is known now; None: all of them.
             watch: Is called with the tokens of each request so far, until :meth:`end_watch`; None: nothing is.
         """
@@ -133,7 +139,7 @@ class StepReader:
             context.request_id: [] if ends is None else column
             for run in runs
             for context, ends, column in zip(
-                run.batch, run.ends, run.history[: run.read].T.tolist(), strict=True
+                run.batch, run.ends, _columns(run.history[: run.read]), strict=True
             )
         }
 
@@ -173,9 +179,9 @@ class StepReader:
         first = run.read
         # the last row comes with the result of the execution
         while not run.last and run.read < len(run.history) - 1:
-            tokens = run.history[run.read].tolist()
-            # a row is complete when each of its entries has a token
-            if min(tokens) < 0:
+            row = run.history[run.read]
+            # a row is complete when each of its entries is
+            if (row == NO_TOKEN).any():
                 break
             # after the row: the masks of a step fail before it has tokens
             if run.counted_steps is not None and run.counted_steps() <= run.read:
@@ -183,16 +189,16 @@ class StepReader:
                 break
             # which tokens follow the end of a sequence is known only from the result of the execution
             run.last = any(
-                ends is not None and token in ends
-                for token, ends in zip(tokens, run.ends, strict=True)
+                ends is not None and not ends.isdisjoint(tokens)
+                for tokens, ends in zip(row.tolist(), run.ends, strict=True)
             )
             run.read += not run.last
         run.last = run.last or run.read == len(run.history) - 1
         if run.read == first:
             return False
         if run.watch is not None:
-            run.watch(run.history[: run.read].T.tolist())
-        columns = run.history[first : run.read].T.tolist()
+            run.watch(_columns(run.history[: run.read]))
+        columns = _columns(run.history[first : run.read])
         try:
             self._deliver(
                 [
@@ -211,3 +217,11 @@ def _ends(context: TextGenerationContext) -> frozenset[int] | None:
     if not isinstance(context, TextContext) or context.eos_sequences:
         return None
     return frozenset() if context.ignore_eos else frozenset(context.eos_token_ids)
+
+
+def _columns(history: npt.NDArray[np.int64]) -> list[list[int]]:
+    """The tokens of each request in rows of a history ``[steps, batch, width]``, in order."""
+    columns = history.transpose(1, 0, 2).reshape(history.shape[1], -1)
+    if history.shape[2] == 1:
+        return columns.tolist()
+    return [column[column >= 0].tolist() for column in columns]

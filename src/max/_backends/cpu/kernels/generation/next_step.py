@@ -55,6 +55,29 @@ class DecodingState(NamedTuple):
     again: k.InOut
 
 
+@k.inline
+def check_max_lengths(name: str, max_lengths: k.View) -> None:
+    """Raises unless there are rows of two lengths.
+
+    Args:
+        name: The name of the operand in the message (compile time).
+        max_lengths: `[n, 2]`.
+    """
+    check_size(f"a row of {name}", max_lengths.shape[1], 2)
+    if max_lengths.shape[0] < 1:
+        raise ValueError("{} has no rows, expected 1 or more", name)
+
+
+@k.inline
+def is_end(ends: k.View, row: k.Value, token: k.Value) -> Any:
+    """Whether a token is among those that end a sequence, `ends` `[batch, n]`; 1 or 0."""
+    found = k.i64(0)
+    for i in range(ends.shape[1]):
+        if ends[row, i] == token:
+            found = k.i64(1)
+    return found
+
+
 @k.kernel
 def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> None:
     """Stores the tokens of a step as row `steps[0]` of the history, and as the input of the next step.
@@ -68,9 +91,7 @@ def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> Non
         check_size("interrupted", interrupted.shape[0], 1)
         check_size("steps", steps.shape[0], 1)
         check_size("again", again.shape[0], 1)
-        check_size("a row of max_lengths", max_lengths.shape[1], 2)
-        if max_lengths.shape[0] < 1:
-            raise ValueError("max_lengths has no rows, expected 1 or more")
+        check_max_lengths("max_lengths", max_lengths)
         step = k.i64(steps[0])
         if step < 0 or step >= history.shape[0]:
             raise IndexError("step {} of {}, the rows of the history", step, history.shape[0])
@@ -96,9 +117,7 @@ def next_step(results: StepResults, state: DecodingState, ctx: k.Context) -> Non
             seeds[row] = splitmix64(first_seeds[row], k.i64(length) + 2)
             if token < 0:
                 ended = k.i64(1)
-            for i in range(ends.shape[1]):
-                if ends[row, i] == token:
-                    ended = k.i64(1)
+            ended = ended | is_end(ends, row, token)
         max_lengths[0, 1] = max_lengths[0, 1] + 1  # all sequences of the batch grow by one token
         steps[0] = step + 1
         has_next = ended == 0 and step + 1 < history.shape[0]

@@ -1,0 +1,477 @@
+"""Runs several rounds of a draft model in one call, without Python in between.
+
+A round is a step of the model that verifies the drafted tokens, and the steps of the draft model that write the next
+ones. The first drafted tokens are those that Python has let the draft model write. After each round but the last one,
+the draft model reads the last two tokens, of which it may have read the first one before: the same entries of its cache
+are then written again, so that all rounds have the same sizes. To go back after wrong tokens is to lower a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Tensor
+from max.dtype import DType
+from max.engine import InferenceSession, Model
+from max.engine.joined import JoinedModels, PartInputs, PartJump
+from max.engine.load.staged_graphs import load_staged_graph
+from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, TensorType, TensorValue, ops
+from max.graph.ops.staging.stage import stage_declared
+from max.interfaces import TextGenerationContext
+from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.core.draft_tree import tree_parents
+from max.pipelines.core.text_context import TextContext
+from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafter
+from max.pipelines.generation.drafts.lengths import DraftLengths
+from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
+from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
+from max.pipelines.kv_cache.manager import PagedKVCacheManager
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
+from max.pipelines.models.decoder.model import DecoderInputs
+from max.pipelines.models.inputs import ModelInputs
+from max.pipelines.models.pipeline_model import PipelineModel
+from max.pipelines.sampling.inputs import (
+    SamplingInputs,
+    sample_tokens,
+    sampling_input_types,
+)
+from max.pipelines.sampling.sampler import needs_sampler
+
+__all__ = ["DraftRounds", "RoundModel", "RoundPlan", "RoundTokens", "round_graph", "rows_graph"]
+
+NOTHING = -2
+"""Stands in the history for a drafted token that is wrong, and for those after it."""
+MORE, AGAIN = 0, 1
+"""The flags of the program: whether the draft model writes another token, and whether there is another round."""
+
+
+def rows_graph(device: DeviceRef) -> Graph:
+    """The graph that puts the drafted tokens into the rows that the model verifies.
+
+    Its inputs: the tokens int64 ``[steps, batch]``; the number of the model's tokens int64 ``[1]``; the rows int64
+    ``[batch * (steps + 1)]``, updated in place behind the first one of each sequence. A token that the model does not
+    have, and a negative one, become token 0, which is a guess as good as another.
+
+    Args:
+        device: The device of the model.
+    """
+    types = [
+        TensorType(DType.int64, ["steps", "batch"], device),
+        TensorType(DType.int64, [1], device),
+        BufferType(DType.int64, [Dim("batch") * (Dim("steps") + 1)], device),
+    ]
+    with Graph("drafted_rows", input_types=types) as graph:
+        drafted, vocabulary, rows = graph.inputs
+        none = ops.constant(0, DType.int64, device)
+        tokens = ops.permute(drafted.tensor, [1, 0])  # [batch, steps]
+        known = (tokens >= none) & (tokens < vocabulary.tensor)
+        shape = [Dim("batch"), Dim("steps") + 1]
+        first = ops.reshape(ops.buffer_load(rows.buffer), shape)[:, :1]
+        joined = ops.concat([first, ops.where(known, tokens, none)], axis=1)
+        ops.buffer_store(rows.buffer, ops.reshape(joined, [Dim("batch") * (Dim("steps") + 1)]))
+        graph.output()
+    return graph
+
+
+def chosen_tokens(
+    logits: TensorValue, parameters: Sequence[TensorValue], seeds: TensorValue, rows: BufferValue
+) -> TensorValue:
+    """Stages the choice of the model after each row.
+
+    Args:
+        logits: float32 ``[rows, vocab]``.
+        parameters: temperature, top_k, top_p, min_p, each ``[rows]``.
+        seeds: uint64 ``[rows]``.
+        rows: The tokens of the rows; not read.
+
+    Returns:
+        int64 ``[rows]``.
+    """
+    temperature, top_k, top_p, min_p = parameters
+    return sample_tokens(logits, temperature, top_k, top_p, min_p, seeds)
+
+
+def round_graph(device: DeviceRef) -> Graph:
+    """The graph that samples the token after each verified row, and makes the inputs of the next round.
+
+    Its inputs: logits float32 ``[rows, vocab]``; temperature, top_k, top_p, min_p, each ``[rows]``; the operands of
+    ``mo.next_round.ragged.paged`` after the tokens.
+
+    Args:
+        device: The device of the model.
+    """
+    lengths, pairs = BufferType(DType.uint32, ["batch"], device), ["steps", 2]
+    one, most = BufferType(DType.int64, [1], device), BufferType(DType.uint32, pairs, device)
+    types = [
+        TensorType(DType.float32, ["rows", "vocab"], device),
+        *sampling_input_types(device, "rows")[:-1],
+        TensorType(DType.uint64, ["batch"], device),
+        TensorType(DType.int64, ["batch", "ends"], device),
+        TensorType(DType.int64, ["batch"], device),
+        TensorType(DType.int64, [1], device),
+        TensorType(DType.uint8, [1], device),
+        BufferType(DType.int64, ["rows"], device),
+        lengths,
+        most,
+        BufferType(DType.uint64, ["rows"], device),
+        BufferType(DType.int64, [2 * Dim("batch")], device),
+        lengths,
+        most,
+        lengths,
+        most,
+        BufferType(DType.uint64, ["batch"], device),
+        one,
+        BufferType(DType.int64, ["rounds", "rows"], device),
+        one,
+        BufferType(DType.uint8, [1], device),
+    ]
+    with Graph("next_round", input_types=types) as graph:
+        logits, *parameters = (value.tensor for value in graph.inputs[:5])
+        read = [value.tensor for value in graph.inputs[5:10]]
+        changed = [value.buffer for value in graph.inputs[10:]]
+        seeds = ops.buffer_load(changed[3])
+        chosen = chosen_tokens(logits, parameters, seeds, changed[0])
+        stage_declared("next_round.ragged.paged", [chosen, *read, *changed])
+        graph.output()
+    return graph
+
+
+def _load_graphs(session: InferenceSession, device: DeviceRef) -> tuple[Model, Model]:
+    """Loads `rows_graph` and `round_graph`."""
+    rows = load_staged_graph(
+        session, f"drafted_rows {device}", {}, lambda: (rows_graph(device), {})
+    )
+    after = load_staged_graph(
+        session, f"next_round {device}", {}, lambda: (round_graph(device), {})
+    )
+    return rows, after
+
+
+class RoundModel(Protocol):
+    """What rounds need of a copy of a model."""
+
+    @property
+    def model(self) -> PipelineModel[Any]:
+        """The model."""
+        ...
+
+    @property
+    def cache(self) -> PagedKVCacheManager:
+        """Its cache."""
+        ...
+
+    @property
+    def loop(self) -> DecodeLoop | None:
+        """Its decode loop."""
+        ...
+
+    def inputs(self, batch: list[Any], num_steps: int) -> ModelInputs:
+        """The inputs of a step."""
+        ...
+
+
+class RoundPlan(NamedTuple):
+    """Rounds that can run.
+
+    Args:
+        length: The number of drafted tokens of each request.
+        rounds: The maximum number of rounds.
+        bounds: The greatest number of cached tokens of each request, for which it has pages.
+        texts: The texts of the requests as the draft model has them.
+    """
+
+    length: int
+    rounds: int
+    bounds: list[int]
+    texts: list[DraftedText]
+
+
+class RoundTokens(NamedTuple):
+    """What rounds have given.
+
+    Args:
+        tokens: The new tokens of each request; a negative one where no token could be chosen.
+        num_accepted: The number of right drafted tokens of each round and request ``[rounds, batch]``.
+    """
+
+    tokens: list[list[int]]
+    num_accepted: npt.NDArray[np.int64]
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return len(self.num_accepted)
+
+
+class _LastTokens(NamedTuple):
+    """A request in a batch of the draft model, for the sizes of its inputs."""
+
+    next_tokens: npt.NDArray[np.int64]
+
+    @property
+    def active_length(self) -> int:
+        """The number of tokens."""
+        return len(self.next_tokens)
+
+
+class DraftRounds:
+    """Rounds of a model and its draft model.
+
+    Args:
+        replica: The model.
+        loop: Its decode loop, whose interrupts end rounds too.
+        draft: The draft model.
+        drafter: Lets it write the first drafted tokens, and has its texts.
+        models: The parts: the draft model's first step of a round, what follows it, its other steps, what follows
+            these, the rows, the model, what follows it.
+    """
+
+    def __init__(
+        self,
+        replica: RoundModel,
+        loop: DecodeLoop,
+        draft: RoundModel,
+        drafter: ModelDrafter,
+        models: Sequence[Model],
+    ) -> None:
+        self._replica, self._loop, self._draft, self._drafter = replica, loop, draft, drafter
+        self._models = models
+        self._device = replica.model.devices[0]
+        jumps = [
+            # the first drafted tokens are there
+            PartJump(-1, 5),
+            PartJump(1, 4, MORE),
+            PartJump(3, 4, MORE),
+            PartJump(3, 2),
+            PartJump(6, 7, AGAIN),
+            PartJump(6, 0),
+        ]
+        self._joined = JoinedModels(models, jumps, 2)
+
+    @classmethod
+    def of(
+        cls,
+        session: InferenceSession,
+        replica: RoundModel,
+        draft: RoundModel,
+        drafter: ModelDrafter,
+    ) -> DraftRounds | None:
+        """The rounds of a model; None: its steps with drafts run one by one.
+
+        Args:
+            session: The session of the model.
+            replica: The model, which verifies drafts.
+            draft: The draft model.
+            drafter: Lets it write.
+        """
+        loop, own, small = replica.loop, replica.model, draft.model
+        if loop is None or own.decoding_graph is None or small.decoding_graph is None:
+            return None
+        # the rows of a recurrent state cannot be taken back by a length
+        if replica.cache.slots is not None or draft.cache.slots is not None:
+            return None
+        if len(own.devices) > 1 or len(small.devices) > 1 or own.devices != small.devices:
+            return None
+        device = own.devices[0]
+        rows, after = _load_graphs(session, DeviceRef.from_device(device))
+        step = next_step_model(session, device)
+        graph = small.decoding_graph
+        models = [graph, step, graph, step, rows, own.decoding_graph, after]
+        if not JoinedModels.run_together(models):
+            return None
+        return cls(replica, loop, draft, drafter, models)
+
+    def plan(
+        self, batch: Sequence[TextGenerationContext], most: int, lengths: DraftLengths
+    ) -> RoundPlan | None:
+        """The rounds in which a batch can run, whose pages are reserved; None: it runs one step.
+
+        Args:
+            batch: The requests.
+            most: The maximum number of rounds.
+            lengths: Says how many may run.
+        """
+        if most < 2 or not all(map(_takes_rounds, batch)):
+            return None
+        if not JoinedModels.run_together(self._models):
+            return None  # such as while it is profiled
+        contexts = [context for context in batch if isinstance(context, TextContext)]
+        length = min(context.draft_length for context in contexts)
+        texts = [self._drafter.written_text(context, length) for context in contexts]
+        if None in texts:
+            return None
+        found = [text for text in texts if text is not None]
+        rounds = lengths.rounds(len(batch), length * len(batch), most)
+        longest = min(self._replica.model.max_seq_len, self._draft.model.max_seq_len)
+        rooms = [min(context.max_length, longest) - 1 for context in contexts]
+        width = length + 1
+        # a second round has at least one token more than the first one
+        if any(c.end_idx + width > room for c, room in zip(contexts, rooms, strict=True)):
+            return None
+        while rounds > 1:
+            bounds = [
+                min(context.end_idx - 1 + rounds * width, room)
+                for context, room in zip(contexts, rooms, strict=True)
+            ]
+            if self._reserve(contexts, bounds):
+                return RoundPlan(length, rounds, bounds, found)
+            rounds //= 2
+        return None
+
+    def _reserve(self, contexts: Sequence[TextContext], bounds: Sequence[int]) -> bool:
+        """Reserves the pages of both caches; False if there are none. What is not used goes back after the step."""
+        caches = self._replica.cache, self._draft.cache
+        try:
+            for context, bound in zip(contexts, bounds, strict=True):
+                for cache in caches:
+                    cache.pages.reserve(context.request_id, bound)
+        except OutOfPagesError:
+            return False
+        return True
+
+    def run(
+        self, batch: Sequence[TextContext], plan: RoundPlan, reader: StepReader | None
+    ) -> RoundTokens:
+        """Runs rounds until one of the sequences ends, has no room for another round, or the run is interrupted.
+
+        Args:
+            batch: The requests, as they were planned.
+            plan: The rounds.
+            reader: Delivers the tokens of each round while the next one runs.
+        """
+        count, width, loop = len(batch), plan.length + 1, self._loop
+        for context in batch:
+            if context.draft_length > plan.length:
+                context.set_draft(context.draft_tokens[: plan.length])
+        inputs = self._model_inputs(batch)
+        cache = inputs.kv_cache_inputs
+        assert isinstance(cache, RaggedKVCacheInputs)
+        repeated = [context for context in batch for _ in range(width)]
+        places = [place for _ in batch for place in range(width)]
+        # [batch * width]
+        sampling = SamplingInputs.of(repeated, self._device, places)
+        first, other, draft_sampling = self._draft_inputs(batch, plan)
+        pair_cache, one_cache = first.kv_cache_inputs, other.kv_cache_inputs
+        assert isinstance(pair_cache, RaggedKVCacheInputs)
+        assert isinstance(one_cache, RaggedKVCacheInputs)
+        # [rounds, batch * width]: the reader polls its rows while native code writes them
+        history_tensor, history = loop.share_memory(DType.int64, (plan.rounds, count * width))
+        history[:] = NO_TOKEN
+        done_tensor, done = loop.share_memory(DType.int64, (1,))
+        more, again = (loop.share_memory(DType.uint8, (1,))[0] for _ in range(2))
+        drafted = self._place(np.zeros((plan.length, count), np.int64))
+        written = self._place(np.zeros(1, np.int64))
+        seeds, ends = loop.constants(batch)
+        no_ends = self._place(np.zeros((count, 0), np.int64))
+        never = self._place(np.zeros(1, np.uint8))
+        step_rest = [
+            seeds, no_ends, never, other.tokens, one_cache.cache_lengths, one_cache.max_lengths,
+            draft_sampling.seed, drafted, written, more,
+        ]  # fmt: skip
+        own_vocabulary = self._place(np.array([self._drafter.vocabulary], np.int64))
+        vocabulary = self._place(np.array([self._drafter.draft_vocabulary], np.int64))
+        bounds = self._place(np.array(plan.bounds, np.int64))
+        round_rest = [
+            *list(sampling)[:-1], seeds, ends, bounds, vocabulary, loop.interrupt_flag,
+            inputs.tokens, cache.cache_lengths, cache.max_lengths, sampling.seed,
+            first.tokens, pair_cache.cache_lengths, pair_cache.max_lengths,
+            one_cache.cache_lengths, one_cache.max_lengths, draft_sampling.seed, written,
+            history_tensor, done_tensor, again,
+        ]  # fmt: skip
+        draft_model, model = self._draft.model, self._replica.model
+        parts: list[PartInputs] = [
+            lambda made: draft_model.decoding_inputs(first),
+            lambda made: [made[0][0], *step_rest],
+            lambda made: draft_model.decoding_inputs(other),
+            lambda made: [made[2][0], *step_rest],
+            lambda made: [drafted, own_vocabulary, inputs.tokens],
+            lambda made: model.decoding_inputs(inputs),
+            lambda made: [made[5][2], *round_rest],
+        ]
+        if reader is not None:
+            reader.begin(batch, history.reshape(plan.rounds, count, width))
+        try:
+            self._joined.run_parts(parts, [more, again])
+        except BaseException:
+            # what the cache of the draft model has of the texts is not known
+            for context in batch:
+                self._drafter.forget(context.request_id)
+            raise
+        # only after the run: an interrupt from before it ends it after its first round
+        loop.end_interrupt()
+        rounds = int(done[0])
+        rows = history[:rounds].reshape(rounds, count, width)
+        counts = (rows != NOTHING).sum(axis=2)  # [rounds, batch]
+        tokens: list[list[int]] = [
+            own[own != NOTHING].tolist() for own in rows.transpose(1, 0, 2).reshape(count, -1)
+        ]
+        for column, (context, own) in enumerate(zip(batch, tokens, strict=True)):
+            # the last drafted token was not read by the draft model
+            unread = 1 + int(counts[-1, column] == width)
+            self._drafter.follow_rounds(context, own, unread)
+        return RoundTokens(tokens, counts - 1)
+
+    def _model_inputs(self, batch: Sequence[TextContext]) -> DecoderInputs:
+        """The inputs of the model in the first round."""
+        inputs = self._replica.inputs([*batch], 1)
+        if type(inputs) is not DecoderInputs:
+            raise TypeError(f"rounds of {type(inputs).__name__}")
+        # its own tokens are not read: the cheapest ones
+        inputs.update(sampling=_greedy(len(batch), self._device))
+        return inputs
+
+    def _draft_inputs(
+        self, batch: Sequence[TextContext], plan: RoundPlan
+    ) -> tuple[DecoderInputs, DecoderInputs, SamplingInputs]:
+        """The inputs of the draft model in the first step of a round, and in the others; what depends on the round is
+        written by native code before they are read."""
+        model, count = self._draft.model, len(batch)
+        cache: PagedKVCacheManager = self._draft.cache
+        tables = cache.get_runtime_inputs(plan.texts)
+        sampling = SamplingInputs.of(plan.texts, self._device)
+        made: list[DecoderInputs] = []
+        for new in (2, 1):
+            own = replace(
+                tables,
+                cache_lengths=self._place(np.zeros(count, np.uint32)),
+                max_lengths=self._place(np.array([[new, 0]], np.uint32)),
+            )
+            contexts: Any = [_LastTokens(np.zeros(new, np.int64))] * count
+            inputs = model.prepare_initial_token_inputs(contexts, own, 1)
+            if type(inputs) is not DecoderInputs:
+                raise TypeError(f"rounds of {type(inputs).__name__}")
+            inputs.update(sampling=sampling)
+            made.append(inputs)
+        return made[0], made[1], sampling
+
+    def _place(self, array: npt.NDArray[Any]) -> Tensor:
+        return Tensor.from_numpy(array).to(self._device)
+
+
+def _takes_rounds(context: TextGenerationContext) -> bool:
+    """Whether a request can run in rounds: it has drafted tokens, one after the other, and each token is chosen by the
+    logits and its parameters alone."""
+    return (
+        isinstance(context, TextContext)
+        and context.draft_length > 0
+        and context.active_length == context.draft_length + 1
+        and not tree_parents(context)
+        and not context.log_probabilities
+        and not needs_sampler(context)
+        and len(context.generated_tokens) >= context.min_tokens
+        and context.reasoning_limit is None
+    )
+
+
+def _greedy(count: int, device: Any) -> SamplingInputs:
+    """Parameters by which the likeliest token is chosen."""
+    arrays = (
+        np.zeros(count, np.float32), np.ones(count, np.int64), np.ones(count, np.float32),
+        np.zeros(count, np.float32), np.zeros(count, np.uint64),
+    )  # fmt: skip
+    return SamplingInputs(*[Tensor.from_numpy(array).to(device) for array in arrays])
