@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,81 @@ def test_the_next_load_packs_nothing(folder: Path, dtype: DType, no_packing: Any
     written = copy.stat().st_ino
     packed_weights._writer.run()
     assert [path.stat().st_ino for path in copies(folder)] == [written]
+
+
+LOADS = """
+import json, sys, time
+from pathlib import Path
+from safetensors.numpy import load_file
+from max._host.disk_cache import default_cache
+from max._load_steps import STEPS
+from max.engine.load import linker, packed_weights
+from tests.engine.test_packed_copy import load, result
+packed_weights.LEAST_BYTES = 1
+run = linker.run_once
+def pack(*arguments):
+    print("packs", flush=True)
+    while not Path(sys.argv[2]).exists():
+        time.sleep(0.01)
+    return run(*arguments)
+linker.run_once = pack
+with STEPS.handed_to(lambda step, *_: step == packed_weights.WAITS and print("waits", flush=True)):
+    model = load(Path(sys.argv[1]))
+y = result(model, load_file(sys.argv[1]))
+print(default_cache().stats.num_packed, y.tobytes().hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_processes_that_load_at_the_same_time_pack_once(folder: Path, is_killed: bool) -> None:
+    path, go = folder / "model.safetensors", folder / "go"
+    write(path, 1)
+    environment = {**os.environ, "MAX_CACHE_DIR": str(folder / "cache"), "MAX_CHECK": "1"}
+    processes: list[Any] = []
+
+    def start() -> None:
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", LOADS, str(path), str(go)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**environment, "MAX_GUARD": "0"},
+                cwd=Path(__file__).parents[2],
+            )
+        )
+
+    try:
+        start()
+        assert processes[0].stdout.readline() == "packs\n"
+        start()
+        start()
+        assert [each.stdout.readline() for each in processes[1:]] == ["waits\n"] * 2
+        if is_killed:
+            processes[0].kill()
+        go.touch()
+        ends: list[list[str]] = []
+        for each in processes[is_killed:]:
+            # one of the others packs in place of a process that was killed
+            while (line := each.stdout.readline()) == "packs\n":
+                pass
+            ends.append(line.split())
+        assert sorted(count for count, _ in ends) == ["0"] * (len(ends) - 1) + ["1"]
+        assert len({y for _, y in ends}) == 1
+        # at once, not by a timer
+        assert len(copies(folder)) == 1
+    finally:
+        for each in processes:
+            each.kill()
+            each.communicate()
+
+
+def test_without_room_nobody_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "_has_room", lambda *_: False)
+    monkeypatch.setattr(packed_weights, "claim_entry", None)
+    arrays = write(folder / "model.safetensors", 1)
+    result(load(folder / "model.safetensors"), arrays)
 
 
 def test_changed_weights_are_packed_again(folder: Path) -> None:

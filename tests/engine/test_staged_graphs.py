@@ -110,6 +110,45 @@ def test_the_second_load_stages_nothing_and_takes_new_weights(dtype: DType) -> N
     assert counts()[0] == modules
 
 
+LOADS = """
+import sys, time
+from tests.engine.test_staged_graphs import load, staged_graphs, weights
+from max._load_steps import STEPS
+real = staged_graphs.with_buffers
+def staged(module):
+    print("stages", flush=True)
+    time.sleep(float(sys.argv[1]))
+    return real(module)
+staged_graphs.with_buffers = staged
+with STEPS.handed_to(lambda step, *_: print(step, flush=True)):
+    print(load(weights(1), "affine").tobytes().hex(), flush=True)
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="processes wait for each other by locks of Unix"
+)
+def test_processes_that_load_at_the_same_time_compile_once(own_cache: Path) -> None:
+    def start(seconds: float) -> subprocess.Popen[str]:
+        environment = {**os.environ, "MAX_CACHE_DIR": str(own_cache), "MAX_CHECK": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-c", LOADS, str(seconds)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=Path(__file__).parents[2],
+        )
+
+    first = start(3.0)
+    assert first.stdout is not None and first.stdout.readline() == "stages\n"
+    others = [start(0.0) for _ in range(2)]
+    made = first.communicate(timeout=60)[0].splitlines()
+    assert "compiling the graph" in made
+    for each in others:
+        # from the first one's recipe, with the same result
+        assert each.communicate(timeout=60)[0].splitlines() == [program_store.WAITS, made[-1]]
+
+
 def test_other_descriptions_stage() -> None:
     load(weights(1), describe_staging([1], weights(1)))
     modules = stats.modules

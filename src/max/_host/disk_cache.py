@@ -4,6 +4,9 @@ An entry is a file ``<cache folder>/<kind>/<two digits>/<key>``: a header with a
 writes a temporary file and renames it, so a reader never reads a partial entry. An invalid entry (damaged, truncated,
 written in another version of the format) counts as absent, and the next `put` replaces it. A folder that cannot be
 written is not an error: the process logs one warning and works without the cache.
+
+Entries that the folder lacks may be in the caches of other machines: `Cache.elsewhere` is asked for them, and what it
+finds is written as by `put`. The keys do not depend on the machine, but on the processor that code is for.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from max._config import flags
 from max._dataclass import dataclass
@@ -32,6 +36,10 @@ _FORMAT = 1
 _HEADER = struct.Struct("<8sII Q 16s")  # magic, format, length of the key, of the payload, checksum
 WEIGHTS_FOLDER = "weights"
 """The folder of packed weights in the cache folder; see `max.engine.load.packed_weights`."""
+SHARED_KINDS = ("object", "program", "recipe")
+"""The kinds of entries that are the same on each machine; what a machine has measured or checked is its own."""
+_SOURCES = "sources"
+"""The kind of hashes of source files, by their sizes and times on this machine."""
 _TOUCH_SECONDS = 3600.0  # a hit updates an entry's modification time at most once an hour
 _STALE_TEMPORARY_SECONDS = (
     3600.0  # older temporary files are of processes that ended while they wrote
@@ -51,9 +59,10 @@ def content_key(*parts: str | bytes) -> str:
 
 @cached_results()
 def source_fingerprint(package: str) -> str:
-    """A hash that changes when a package's source files change: names, sizes and times.
+    """A hash of a package's source files, the same on each machine that has them.
 
-    Keys of code that a package generates include it, so that a changed code generator misses old entries.
+    Keys of code that a package generates include it, so that a changed code generator misses old entries. The files are
+    read once: afterwards the disk cache has the hash by their names, sizes and times.
 
     Args:
         package: A folder below ``max``, such as ``"kernel"``.
@@ -61,10 +70,18 @@ def source_fingerprint(package: str) -> str:
     root = str(Path(__file__).parents[1])
     # generated code depends on the layouts in _abi.py
     files = [os.path.join(root, "_abi.py"), *sorted(_sources(os.path.join(root, package)))]
-    digest = hashlib.blake2b(digest_size=16)
+    seen = hashlib.blake2b(digest_size=20)
     for path in files:
         stat = os.stat(path)
-        digest.update(f"{path[len(root) :]}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+        seen.update(f"{path}:{stat.st_size}:{stat.st_mtime_ns};".encode())
+    key = seen.hexdigest()
+    if (known := default_cache().get(_SOURCES, key)) is not None:
+        return known.decode()
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        content = Path(path).read_bytes()
+        digest.update(f"{path[len(root) :]}:{len(content)};".encode() + content)
+    default_cache().put(_SOURCES, key, digest.hexdigest().encode())
     return digest.hexdigest()
 
 
@@ -86,11 +103,43 @@ def _checksum(key: bytes, payload: bytes) -> bytes:
 
 @dataclass
 class CacheStats:
-    """Counts of one cache since it was opened: entries read that were damaged, written, and evicted."""
+    """Counts of one cache since it was opened: entries read that were damaged, written, and evicted.
+
+    ``num_made`` counts new entries of `SHARED_KINDS`: what was compiled. ``num_fetched`` counts entries that came from
+    elsewhere, packed weights too, and ``fetched_bytes`` their sizes. ``num_packed`` counts models whose weights were
+    packed as there was no copy.
+    """
 
     num_damaged: int = 0
     num_written: int = 0
     num_evicted: int = 0
+    num_made: int = 0
+    num_fetched: int = 0
+    fetched_bytes: int = 0
+    num_packed: int = 0
+
+
+class Elsewhere(Protocol):
+    """The caches of other machines. It raises nothing, and bounds the time that it takes."""
+
+    def entry(self, kind: str, key: str) -> bytes | None:
+        """The file of an entry as another machine has it; None if none has it.
+
+        Args:
+            kind: One of `SHARED_KINDS`.
+            key: The key.
+        """
+        ...
+
+    def weights(self, key: str, num_bytes: int, file: int) -> bool:
+        """Writes packed weights to a file; returns whether all of them have come.
+
+        Args:
+            key: Their key.
+            num_bytes: Their size.
+            file: The descriptor of the file, into which they are written from its begin.
+        """
+        ...
 
 
 class Cache:
@@ -105,6 +154,8 @@ class Cache:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.stats = CacheStats()
+        self.elsewhere: Elsewhere | None = None
+        """Where entries are looked for that the folder lacks; None: nowhere."""
         self._warned = False
         self._lock = reentrant_lock()
         # unknown until the folder is first scanned
@@ -130,7 +181,18 @@ class Cache:
         return self.folder / kind / key[:2] / key
 
     def get(self, kind: str, key: str) -> bytes | None:
-        """The payload, or None if there is no valid entry."""
+        """The payload, or None if there is no valid entry here or elsewhere."""
+        data = self.file(kind, key)
+        if data is not None:
+            payload = self._payload(f"{kind}/{key}".encode(), data)
+            if payload is not None:
+                return payload
+            self.stats.num_damaged += 1
+            logger.debug("cache: entry %s/%s is damaged or foreign, ignored", kind, key)
+        return self._fetch(kind, key)
+
+    def file(self, kind: str, key: str) -> bytes | None:
+        """The file of an entry, valid or not; None if there is none here that only this user may have written."""
         path = self.path(kind, key)
         try:
             with open(path, "rb") as file:
@@ -142,20 +204,31 @@ class Cache:
                 data = file.read()
         except OSError:
             return None
-        name = f"{kind}/{key}".encode()
-        payload = self._payload(name, data)
-        if payload is None:
-            self.stats.num_damaged += 1
-            logger.debug("cache: entry %s is damaged or foreign, ignored", path)
-            return None
         if time.time() - stat.st_mtime > _TOUCH_SECONDS:
             with contextlib.suppress(OSError):
                 os.utime(path)
-        return payload
+        return data
 
     def has(self, kind: str, key: str) -> bool:
-        """Whether there is an entry, valid or not."""
-        return self.path(kind, key).exists()
+        """Whether there is an entry, valid or not; one that is elsewhere is brought here."""
+        return self.path(kind, key).exists() or self._fetch(kind, key) is not None
+
+    def _fetch(self, kind: str, key: str) -> bytes | None:
+        """The payload of an entry from elsewhere, which is here from now on."""
+        if self.elsewhere is None or kind not in SHARED_KINDS:
+            return None
+        data = self.elsewhere.entry(kind, key)
+        if data is None:
+            return None
+        payload = self._payload(f"{kind}/{key}".encode(), data)
+        if payload is None:
+            self.stats.num_damaged += 1
+            logger.debug("cache: entry %s/%s is damaged elsewhere, ignored", kind, key)
+            return None
+        self._write(kind, key, [data])
+        self.stats.num_fetched += 1
+        self.stats.fetched_bytes += len(data)
+        return payload
 
     @staticmethod
     def _payload(name: bytes, data: bytes) -> bytes | None:
@@ -178,26 +251,32 @@ class Cache:
 
     def put(self, kind: str, key: str, payload: bytes) -> bool:
         """Writes an entry, or replaces it; returns whether that succeeded."""
-        path = self.path(kind, key)
         name = f"{kind}/{key}".encode()
         header = _HEADER.pack(
             _MAGIC, _FORMAT, len(name), len(payload), _checksum(name[-64:], payload)
         )
+        is_written = self._write(kind, key, [header + name, payload])
+        self.stats.num_written += is_written
+        self.stats.num_made += kind in SHARED_KINDS
+        return is_written
+
+    def _write(self, kind: str, key: str, parts: Sequence[bytes]) -> bool:
+        """Writes the file of an entry; returns whether that succeeded."""
+        path = self.path(kind, key)
         # two writers of one key have temporary files of their own
         temporary = path.with_name(f".{key[:40]}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             make_private(path.parent, self.folder)
             with open(temporary, "wb", opener=_own_file) as file:
-                file.write(header + name)
-                file.write(payload)
+                for part in parts:
+                    file.write(part)
             os.replace(temporary, path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             self._warn(error)
             return False
-        self.stats.num_written += 1
-        self._account(_HEADER.size + len(name) + len(payload))
+        self._account(sum(map(len, parts)))
         return True
 
     def _warn(self, error: OSError) -> None:

@@ -109,7 +109,9 @@ class MappedFiles:
                 self._ranges.append((start, stop))
 
     def identity(self, address: int, num_bytes: int) -> str | None:
-        """Identifies bytes of a mapped file by the file's size and times, and their offset: changes when the file does.
+        """Identifies bytes of a mapped file by the file's path, inode, size and times, and their offset.
+
+        It changes when the file does, and is the same on each machine that has mounted it.
 
         Args:
             address: The start of the range.
@@ -124,8 +126,9 @@ class MappedFiles:
                     stat = os.stat(path)
                 except OSError:
                     return None
+                # without the device, whose number each machine chooses: a copied file has another time of change
                 times = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
-                return f"{stat.st_dev} {stat.st_ino} {times} {offset + address - start} {num_bytes}"
+                return f"{path} {stat.st_ino} {times} {offset + address - start} {num_bytes}"
         return None
 
     def give_back(self, address: int, num_bytes: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from max._backends import Backends
 from max._compiler.program.code import Compiled, ProgramCode
 from max._config import dump_log, flags
 from max._host import host_memory
+from max._host.claims import Claim
 from max._lazy import lazy_module
+from max._load_steps import STEPS
 from max.driver import DLPackArray
 from max.engine.load.fixed_memory import FixedMemory
 from max.engine.load.load_time_results import inputs_of, needed_later, run_once
@@ -80,26 +83,36 @@ class ModelLinker:
             MemoryError: A device is out of memory.
         """
         weights = bind_weights(compiled.name, self.program.weights, registry, self.caster.takes)
-        constants, key, copy = self.program.constants, self.program.key, None
+        constants, key = self.program.constants, self.program.key
+        copy, claim = None, Claim(None)
 
         def map_packed(num_bytes: int) -> Array | None:
-            nonlocal copy
+            nonlocal copy, claim
             copy = packed_weights.PackedCopy.of(key, compiled, num_bytes, weights, constants)
-            return None if copy is None else copy.map_file()
+            if copy is None:
+                return None
+            if (packed := copy.map_file()) is None:
+                claim = claims.enter_context(copy.claim())
+                packed = copy.map_file() if claim.is_made else None
+            return packed
 
-        memory = FixedMemory(compiled, self.backends, weights, constants, map_packed, allocate)
-        addresses = memory.addresses  # a later measurement must not hold the memory
+        with ExitStack() as claims:
+            memory = FixedMemory(compiled, self.backends, weights, constants, map_packed, allocate)
+            addresses = memory.addresses  # a later measurement must not hold the memory
 
-        def link_part(part: ProgramCode, limits: Mapping[str, int] | None = None) -> LinkedProgram:
-            return LinkedProgram(
-                compiled, part, self.program.kernels, addresses, self.backends, limits, self.program.locations,
-                self.printing,
-            )  # fmt: skip
+            def link_part(
+                part: ProgramCode, limits: Mapping[str, int] | None = None
+            ) -> LinkedProgram:
+                return LinkedProgram(
+                    compiled, part, self.program.kernels, addresses, self.backends, limits,
+                    self.program.locations, self.printing,
+                )  # fmt: skip
 
-        if memory.casts or memory.copies or any(part.launches for part in compiled.once):
-            self._compute_once(compiled, link_part, memory)
-        if copy is not None and not memory.is_computed:
-            copy.write_later(memory.kept_results)
+            if memory.casts or memory.copies or any(part.launches for part in compiled.once):
+                with STEPS.handed_to(claim.tell_step):
+                    self._compute_once(compiled, link_part, memory)
+            if copy is not None and not memory.is_computed:
+                copy.keep(memory.kept_results, claim)
         rows: dict[str, int] = {}
         unsure: Sequence[row_thresholds.Unsure] = ()
         if any(launch.limit is not None for launch in compiled.main.launches):

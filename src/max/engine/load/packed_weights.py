@@ -3,9 +3,15 @@
 Packing 538 MB takes longer than the rest of a start, mostly because the system clears as many bytes of fresh memory. A
 mapped file needs no such memory, and all processes share it.
 
-A copy is valid for one program, for weight files of one size, modification and change time, and until the machine
-restarts: the file is not flushed and its bytes are not checked, so after a restart it is written again. Copies exist on
-Linux only, for models whose weights are all mapped from files.
+A copy is valid for one program, for weight files of one inode, size, modification and change time, and until the
+machine restarts: the file is not flushed and its bytes are not checked, so after a restart it is written again. Copies
+exist on Linux only, for models whose weights are all mapped from files.
+
+Processes that load the same model at the same time pack it once: one claims the copy and writes it at once, as others
+wait, and these map it. So they have one copy in memory, not each its own.
+
+Its name does not depend on the machine. So where several machines read the same weight files, one that lacks a copy
+takes it from another one (`max._host.disk_cache.Elsewhere`).
 """
 
 from __future__ import annotations
@@ -19,8 +25,10 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -29,10 +37,12 @@ from max._compiler.program.code import Compiled
 from max._config import flags
 from max._host import host_memory, machine
 from max._host.cache_folders import cache_dir
-from max._host.disk_cache import WEIGHTS_FOLDER, content_key
+from max._host.claims import Claim, claim_entry
+from max._host.disk_cache import WEIGHTS_FOLDER, content_key, default_cache
 from max._host.reentry import reentrant_lock
 from max._host.threads import DaemonThread
 from max._lazy import lazy_module
+from max._load_steps import STEPS
 from max.driver import Tensor
 from max.engine.load.load_time_results import inputs_of
 
@@ -42,7 +52,7 @@ else:
     # the graph layer is imported by callers that stage graphs
     weight_files = lazy_module("max.graph.weights")
 
-__all__ = ["PackedCopy", "write_now"]
+__all__ = ["PackedCopy", "open_copy", "write_now"]
 
 logger = logging.getLogger("max.engine")
 
@@ -58,9 +68,11 @@ WAIT_SECONDS = 10.0
 """The delay between a load and the writing of its copy; copies still waiting are written when the process ends."""
 EXIT_SECONDS = 30.0
 """The longest time that the end of a process takes to write copies; those not written by then are dropped."""
+WAITS = "waiting for another process, which packs the weights"
+"""The step of a process that packs nothing, as another one does."""
 CHUNK = 64 << 20
 """The bytes that are written between two looks at the deadline."""
-_MAGIC = b"SUPREMUM PACKED 1 "
+_MAGIC = b"SUPREMUM PACKED 2 "
 
 
 class PackedCopy:
@@ -99,28 +111,86 @@ class PackedCopy:
         if len(compiled.once) != 1 or compiled.once[0].device != HOST:
             return None
         sources = _sources(compiled, weights, constants)
-        boot = machine.boot_id()
-        if sources is None or boot is None:
+        if sources is None or machine.boot_id() is None:
             return None
-        key = content_key(program, boot, str(num_bytes), *sources)
+        key = content_key(program, str(num_bytes), *sources)
         return cls(cache_dir() / WEIGHTS_FOLDER / key, num_bytes)
 
     def map_file(self) -> Array | None:
-        """The packed weights, read-only; None if they are not on the disk."""
-        try:
-            with open(self._path, "rb") as file:
-                if os.fstat(file.fileno()).st_size != self._num_bytes + len(self._footer):
-                    return None
-                file.seek(self._num_bytes)
-                if file.read() != self._footer:
-                    return None
-                data = mmap.mmap(file.fileno(), self._num_bytes, access=mmap.ACCESS_READ)
-            os.utime(self._path)
-        except OSError:
+        """The packed weights, read-only; None if neither this machine nor one elsewhere has them."""
+        file = self._open()
+        if file is None and self._fetch():
+            file = self._open()
+        if file is None:
             return None
+        with file:
+            data = mmap.mmap(file.fileno(), self._num_bytes, access=mmap.ACCESS_READ)
         # the system reads the file ahead
         data.madvise(mmap.MADV_WILLNEED)
         return np.frombuffer(data, np.uint8)
+
+    def claim(self) -> AbstractContextManager[Claim]:
+        """Claims the copy, or waits until another process has written it; without room for it there is no claim."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not _has_room(self._path.parent, self._num_bytes):
+                return contextlib.nullcontext(Claim(None))
+        except OSError:
+            return contextlib.nullcontext(Claim(None))
+        key = self._path.name
+        return claim_entry(cache_dir(), key, self._is_there, lambda: STEPS.at(WAITS))
+
+    def _is_there(self) -> bool:
+        if (file := self._open()) is None:
+            return False
+        file.close()
+        return True
+
+    def _open(self) -> BufferedReader | None:
+        if (found := open_copy(self._path)) is None:
+            return None
+        file, num_bytes = found
+        if num_bytes == self._num_bytes:
+            return file
+        file.close()
+        return None
+
+    def _fetch(self) -> bool:
+        """Takes the copy from another machine; returns whether it is here."""
+        cache = default_cache()
+        elsewhere = cache.elsewhere
+        if elsewhere is None:
+            return False
+        STEPS.at("fetching packed weights")
+
+        def fetch(file: BinaryIO) -> None:
+            if not elsewhere.weights(self._path.name, self._num_bytes, file.fileno()):
+                raise OSError("no other machine has them")
+            file.seek(self._num_bytes)
+
+        if not self._make(fetch):
+            return False
+        cache.stats.num_fetched += 1
+        cache.stats.fetched_bytes += self._num_bytes
+        return True
+
+    def keep(self, packed: Array, claim: Claim) -> None:
+        """Writes the copy of weights that this process has packed, at once if others wait for it.
+
+        Args:
+            packed: The packed weights.
+            claim: What :meth:`claim` has returned.
+        """
+        default_cache().stats.num_packed += 1
+        if not claim.is_awaited:
+            self.write_later(packed)
+            return
+
+        def tell() -> bool:
+            claim.tell_step()
+            return False
+
+        self.write(packed, tell)
 
     def write_later(self, packed: Array) -> None:
         """Writes the copy after `WAIT_SECONDS`, or when the process ends, unless the weights are freed before.
@@ -130,10 +200,6 @@ class PackedCopy:
         """
         _writer.add(self, packed)
 
-    @property
-    def _footer(self) -> bytes:
-        return _MAGIC + self._path.name.encode()
-
     def write(self, packed: Array, is_expired: Callable[[], bool] = lambda: False) -> bool:
         """Writes the copy; returns whether that succeeded.
 
@@ -141,18 +207,30 @@ class PackedCopy:
             packed: The packed weights.
             is_expired: Called before each part is written; returns whether to give up.
         """
+
+        def write(file: BinaryIO) -> None:
+            for start in range(0, self._num_bytes, CHUNK):
+                if is_expired():
+                    raise TimeoutError(f"{start} of {self._num_bytes} bytes in time")
+                file.write(packed.data[start : min(start + CHUNK, self._num_bytes)])
+
+        return self._make(write)
+
+    def _make(self, write: Callable[[BinaryIO], None]) -> bool:
+        """Makes the file of the copy; returns whether that succeeded.
+
+        Args:
+            write: Writes the packed weights to a file.
+        """
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if not self._make_room():
                 return False
             with open(temporary, "wb") as file:
-                for start in range(0, self._num_bytes, CHUNK):
-                    if is_expired():
-                        raise TimeoutError(f"{start} of {self._num_bytes} bytes in time")
-                    file.write(packed.data[start : min(start + CHUNK, self._num_bytes)])
+                write(file)
                 # last, as a file without it is not complete
-                file.write(self._footer)
+                file.write(_footer(self._path.name))
             os.replace(temporary, self._path)
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
@@ -172,9 +250,45 @@ class PackedCopy:
             total += stat.st_size
             if total > limit:
                 path.unlink(missing_ok=True)
-        room = os.statvfs(folder)
-        # at least half of the free space stays free
-        return room.f_bavail * room.f_frsize > 2 * self._num_bytes
+        return _has_room(folder, self._num_bytes)
+
+
+def _has_room(folder: Path, num_bytes: int) -> bool:
+    """Whether at least half of the free space of a disk stays free.
+
+    Raises:
+        OSError: It cannot be asked.
+    """
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize > 2 * num_bytes
+
+
+def _footer(key: str) -> bytes:
+    """The end of a copy's file: a copy of before the machine's restart has another one."""
+    return _MAGIC + f"{key} {machine.boot_id()}".encode()
+
+
+def open_copy(path: Path) -> tuple[BufferedReader, int] | None:
+    """The file of a copy and the size of the packed weights, which are all there; None if it is absent.
+
+    Args:
+        path: Its path.
+    """
+    footer = _footer(path.name)
+    try:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open(path, "rb"))
+            size = os.fstat(file.fileno()).st_size - len(footer)
+            if size < 0:
+                return None
+            file.seek(size)
+            if file.read() != footer:
+                return None
+            os.utime(path)
+            stack.pop_all()
+            return file, size
+    except OSError:
+        return None
 
 
 class _Writer:

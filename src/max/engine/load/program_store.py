@@ -30,6 +30,7 @@ from max._compiler.record import is_recording
 from max._compiler.stats import stats
 from max._config import flags
 from max._dataclass import dataclass
+from max._host.claims import claim_entry
 from max._host.disk_cache import content_key, default_cache, source_fingerprint
 from max._host.garbage import rare_collections
 from max._host.reentry import LockLevel, hold_lock, reentrant_lock
@@ -50,6 +51,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 MOST_CONSTANTS = 128 << 20
 """The most bytes of constants in a recipe; a module with more has none, and each start stages it."""
+
+WAITS = "waiting for another process, which compiles"
+"""The step of a process that compiles nothing, as another one makes the program."""
 
 CACHE_FLAGS = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
 """Flags for the folders and sizes of caches, which do not affect code."""
@@ -138,19 +142,39 @@ class ProgramStore:
             CompileError: As :meth:`load`.
         """
         key = None if description is None else self._recipe_key(description)
-        if key is not None and (blob := default_cache().get("recipe", key)) is not None:
-            recipe: _Recipe = pickle.loads(blob)
-            # only this user writes to the folder of the cache
-            if (program := self._from_disk(recipe.program)) is not None:
-                stats.recipes += 1
-                return Loaded(
-                    *program, recipe.weights, recipe.constants, SourceLocations(recipe.locations), recipe.note,
-                    recipe.program,
-                )  # fmt: skip
+        if key is None:
+            return self.load(*stage())
+        if (loaded := self._by_recipe(key)) is not None:
+            return loaded
+        cache = default_cache()
+        is_made = cache.path("recipe", key).exists
+        # processes that start at the same time need the same programs
+        with claim_entry(cache.folder, key, is_made, lambda: STEPS.at(WAITS)) as claim:
+            if claim.is_made and (loaded := self._by_recipe(key)) is not None:
+                return loaded
+            with STEPS.handed_to(claim.tell_step):
+                return self._make(key, stage)
+
+    def _by_recipe(self, key: str) -> Loaded | None:
+        """The program that the disk has under a recipe's key; None if it lacks a part."""
+        if (blob := default_cache().get("recipe", key)) is None:
+            return None
+        # only this user writes to the folder of the cache
+        recipe: _Recipe = pickle.loads(blob)
+        if (program := self._from_disk(recipe.program)) is None:
+            return None
+        stats.recipes += 1
+        return Loaded(
+            *program, recipe.weights, recipe.constants, SourceLocations(recipe.locations), recipe.note,
+            recipe.program,
+        )  # fmt: skip
+
+    def _make(self, key: str, stage: Callable[[], tuple[mlir.ModuleOp, object]]) -> Loaded:
+        """Stages a module, loads its program, and writes the recipe."""
         loaded = self.load(*stage())
         # without a note the sources of the weights are unknown to a later start
         is_kept = loaded.key is not None and loaded.note is not None
-        if key is not None and is_kept and _bytes(loaded.constants) <= MOST_CONSTANTS:
+        if is_kept and _bytes(loaded.constants) <= MOST_CONSTANTS:
             assert loaded.key is not None
             recipe = _Recipe(
                 loaded.key, loaded.weights, loaded.constants, loaded.locations.texts(), loaded.note
