@@ -32,7 +32,7 @@ from max.serve.models.loading import model_of
 from max.serve.models.model import ServedModel
 from max.serve.models.pool import ModelPool
 from max.serve.models.pool_entry import PoolLimits
-from max.serve.process.running import http_server, keep_garbage, loop_factory
+from max.serve.process.running import http_server, keep_heap, loop_factory
 from max.serve.process.settings import ServerSettings
 from max.serve.routers.count_file import counts_of
 from max.serve.routers.forwarding import Forwarder
@@ -138,7 +138,7 @@ async def run_router(model: str, port: int, cores: set[int]) -> None:
         server = http_server(settings, forwarder, listener)
         serving = asyncio.ensure_future(server.serve([listener]))
         await server.begun.wait()
-        keep_garbage()
+        keep_heap()
         print("ready", flush=True)
         await serving
 

@@ -18,6 +18,7 @@ from max.pipelines.generation.process.events import (
     ErrorInfo,
     OthersLoad,
     PagesChanged,
+    PredictionVerified,
     PromptStarted,
     RequestFailed,
     TokensGenerated,
@@ -128,6 +129,7 @@ def test_the_load_that_each_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
             cached = draw.randrange(open_requests[key])
             shared.channel.send(PromptStarted(engines[key], 0.0, cached))
             open_requests[key] -= cached
+            shared.channel.send(PredictionVerified(engines[key], 3, 1))  # says nothing of loads
         elif step % 3 == 1:
             shared.channel.send(TokensGenerated(engines[key], (1,), GenerationStatus.ACTIVE))
             open_requests[key] = 0

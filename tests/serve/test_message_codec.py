@@ -68,7 +68,7 @@ def test_every_message_of_the_protocol_has_a_form() -> None:
     times = events.StepTimes(tuple(range(14)), 7.5)
     messages = [
         commands.CancelRequest("a"), commands.ForgetPrefixes(3), Shutdown(True),
-        events.EngineReady(1, 2, 3), events.PromptStarted("a", 1.5),
+        events.EngineReady(1, 2, 3), events.PromptStarted("a", 1.5), events.PredictionVerified("a", 2, 3),
         events.RequestFailed("a", events.ErrorInfo("E", "p", "r")),
         events.PrefixesForgotten(4), events.EngineStats(1, 2, 3, 4, 5, 6, times, times + times),
         events.EngineStopped(), GenerationRequest("a", (1, 2), 9),

@@ -166,6 +166,100 @@ def test_a_batch_whose_processes_are_killed(machines: Any, tmp_path: Path) -> No
         time.sleep(0.2)
 
 
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[Any]:
+    """A cluster whose machines have no cores yet, and caches of their own."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
+
+    def add(name: str) -> Any:
+        return cluster.add_node(num_cpus=1, env_vars={"MAX_CACHE_DIR": str(tmp_path / name)})
+
+    try:
+        yield cluster.address, add
+    finally:
+        cluster.shutdown()
+
+
+def test_a_machine_takes_what_another_one_has_compiled(
+    folders: Any, start_server: Callable[..., RunningServer]
+) -> None:
+    address, add_machine = folders
+    add_machine("one")
+    server = start_server(
+        "--model", str(TINY), "--ray", "--ray-address", address, "--replicas", "1",
+        "--max-length", "512", "--quantization-encoding", "float32",
+    ).wait_ready()  # fmt: skip
+    with httpx.Client(base_url=server.url, timeout=WHILE_S) as http:
+        (first,) = wait_replicas(http, 1)
+        assert first["start"]["compiled_parts"] > 0 and first["start"]["fetched_entries"] == 0
+        whole = http.post("/v1/completions", json=BODY).json()["choices"]
+        add_machine("two")
+        assert "replaces" in command("drain", first["node"][:12], "--url", server.url)
+        (second,) = wait_replicas(http, 1)
+        assert second["node"] != first["node"] and second["start"]["compiled_parts"] == 0
+        assert second["start"]["fetched_entries"] >= first["start"]["compiled_parts"]
+        assert http.post("/v1/completions", json=BODY).json()["choices"] == whole
+        status = command("status", "--url", server.url)
+        assert f"0 parts compiled, 0 weights packed, {second['start']['fetched_entries']}" in status
+    assert server.stop() == 0, server.output
+
+
+def test_a_model_on_demand_starts_in_a_process_that_is_ready(
+    folders: Any, start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    """It takes a core while it has a model, and gives it back."""
+    address, add_machine = folders
+    add_machine("one")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny").symlink_to(TINY)
+    server = start_server(
+        "--models-dir", str(tmp_path / "models"), "--ray", "--ray-address", address,
+        "--replicas", "1", "--max-length", "512", "--idle-timeout", "0.5", "--log-level", "info",
+    ).wait_ready()  # fmt: skip
+
+    begin = psutil.Process(server.process.pid).create_time()
+
+    def engines() -> set[int]:
+        found = psutil.process_iter(["pid", "cmdline", "create_time"])
+        return {
+            p.pid
+            for p in found
+            if "EngineActor" in "".join(p.info["cmdline"] or []) and p.info["create_time"] > begin
+        }
+
+    def wait_one() -> set[int]:
+        end = time.monotonic() + WHILE_S
+        while len(found := engines()) != 1:
+            assert time.monotonic() < end, (found, server.output)
+            time.sleep(0.1)
+        return found
+
+    with httpx.Client(base_url=server.url, timeout=WHILE_S) as http:
+        texts: list[str] = []
+        uses = 0
+        for _ in range(8):
+            ready = wait_one()
+            time.sleep(1)  # what was started may not be ready yet
+            body = {"model": "tiny", **BODY, "max_tokens": 20}
+            texts.append(http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+            # the process of an engine ends with its model
+            end = time.monotonic() + WHILE_S
+            while http.get("/cluster").json()["models"] or len(engines()) > 1:
+                assert time.monotonic() < end, server.output
+                time.sleep(0.1)
+            uses += not ready & engines()
+            if uses == 3:
+                break
+        assert uses == 3, server.output
+        assert len(set(texts)) == 1
+    assert server.stop() == 0, server.output
+
+
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_it_says_what_to_install(start_server: Callable[..., RunningServer]) -> None:
     server = start_server("--model", str(TINY), "--ray")

@@ -174,3 +174,57 @@ def test_the_end_of_the_first_process_ends_all(load: Load) -> None:
     load.server.process.kill()
     _, alive = psutil.wait_procs(left, 60)
     assert not alive and not engines()
+
+
+def test_an_engine_in_a_process_that_was_ready_outlives_the_owner(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    assert not engines()
+    server = start_server(
+        "--model", str(TINY), "--ray", "--replicas", "1", "--max-replicas", "2", "--ray-cpus", "1",
+        "--routers", "2", "--max-length", "512", "--quantization-encoding", "float32",
+        "--restart-wait", "240", "--batch-invariant",
+    ).wait_ready()  # fmt: skip
+
+    def post(path: str, body: Any = None) -> Any:
+        with httpx.Client(base_url=server.url, timeout=WHILE_S) as http:
+            answer = http.post(path, json=body or {})
+        return answer.json() if answer.status_code == 200 else None
+
+    def owner() -> Any:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            answer = http.get("/cluster")
+        cluster = answer.json() if answer.status_code == 200 else {"models": []}
+        if not cluster["models"] or len(cluster["routers"]) < 2:
+            return None
+        (replica,) = cluster["models"][0]["replicas"]
+        return cluster["owner"] if replica["state"] == "ready" else None
+
+    # an upgrade replaces the engine by the process that is ready, once that has its modules
+    for _ in range(4):
+        pair = until(lambda: len(found := engines()) == 2 and found)
+        ready = max(pair, key=lambda pid: pair[pid].create_time())
+        time.sleep(2)
+        assert post("/cluster/upgrade") is not None, server.output
+        # the next one starts only some seconds later
+        time.sleep(0.5)
+        if engines().keys() == {ready}:
+            break
+    else:
+        raise AssertionError(f"no ready process was taken: {server.output}")
+    whole = post("/v1/completions", BODY)["choices"]
+    before = until(lambda: len(found := engines()) == 2 and found)
+
+    first = until(owner)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: (now := owner()) and now != first)
+    # the next owner has taken the engine over, and has a process of its own that is ready
+    assert post("/v1/completions", BODY)["choices"] == whole
+    until(lambda: engines().keys() - before.keys())
+    assert ready in engines()
+
+    left = psutil.Process(server.process.pid).children(recursive=True)
+    assert server.stop() == 0, server.output
+    _, alive = psutil.wait_procs(left, 30)
+    assert not alive
+    until(lambda: not engines())

@@ -19,6 +19,7 @@ from max.pipelines.generation.process.encoder_messages import EncodeRequest
 from max.pipelines.generation.process.events import (
     EngineStats,
     ErrorInfo,
+    PredictionVerified,
     PromptStarted,
     RequestFailed,
     TokensGenerated,
@@ -88,6 +89,20 @@ def test_tokens_of_a_request_are_joined_up_to_another_event() -> None:
             (0, PromptStarted("a", 1.0)), (0, TokensGenerated("a", (1, 3), FULL, (log,))),
             (1, tokens("b", 2)), (1, PromptStarted("b", 2.0)), (1, tokens("b", 4, 5)),
         ]  # fmt: skip
+
+    run(test())
+
+
+def test_verified_predictions_come_before_the_tokens_and_do_not_part_them() -> None:
+    async def test() -> None:
+        mailbox = Mailbox()
+        subscription = Subscription([], mailbox, lambda _: None)
+        first, second = PredictionVerified("a", 3, 1), PredictionVerified("a", 0, 2)
+        last = tokens("a", 4, status=FULL)
+        for item in (first, tokens("a", 1, 2), second, last):
+            mailbox.put(0, item)
+        joined = tokens("a", 1, 2, 4, status=FULL)
+        assert await subscription.next_events() == [(0, first), (0, second), (0, joined)]
 
     run(test())
 

@@ -63,6 +63,12 @@ def status(as_json: bool, url: str, api_key: str | None) -> None:
                 f"({each['running']} running, {each['waiting']} waiting), {each['used_pages']} of "
                 f"{each['total_pages']} pages, {share:.0%} of prompts cached, {each['restarts']} restarts"
             )
+            if start := each.get("start"):  # servers of before have none
+                click.echo(
+                    f"    started with {start['compiled_parts']} parts compiled, "
+                    f"{start['packed_weights']} weights packed, {start['fetched_entries']} from other machines "
+                    f"({start['fetched_bytes'] / 1e6:.1f} MB)"
+                )
     for each in found.get("routers", ()):  # servers of before have none
         click.echo(
             f"router {each['router']}, process {each['pid']}: {each['state']}, {each['requests']} requests"

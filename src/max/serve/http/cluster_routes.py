@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
+from max.pipelines.generation.process.events import StartCounts
 from max.serve.errors import ApiError
 from max.serve.http.bodies.body import BodyRoute
 from max.serve.http.state import ServerState, json_response, refuse_foreign_pages, state_of
@@ -85,6 +87,7 @@ def _describe_replica(model: ServedModel, replica: Replica) -> dict[str, Any]:
         "prompt_tokens": stats.prompt_tokens,
         "cached_tokens": stats.reused_tokens,
         "restarts": replica.restarts,
+        "start": asdict(StartCounts() if ready is None else ready.start),
     }
 
 

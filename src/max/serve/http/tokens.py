@@ -141,11 +141,13 @@ def _detokenize(model: ServedModel, tokens: list[int]) -> Response:
             f"tokens has {len(tokens)} entries; at most {MAX_DETOKENIZED} are decoded at once",
             param="tokens",
         )
-    for number, token in enumerate(tokens):
-        if token >= model.vocabulary_size:
-            raise ApiError(
-                f"tokens.{number} is {token}; the model's tokens are 0 to {model.vocabulary_size - 1}",
-                param="tokens",
-            )
+    size = model.vocabulary_size
+    # the usual answer in one pass of C
+    if tokens and max(tokens) >= size:
+        number = next(number for number, token in enumerate(tokens) if token >= size)
+        raise ApiError(
+            f"tokens.{number} is {tokens[number]}; the model's tokens are 0 to {size - 1}",
+            param="tokens",
+        )
     text = model.tokenizer.decode_now(tokens) if tokens else ""
     return json_response({"prompt": text, "content": text})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -15,6 +16,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from max._host.heap_pages import gather_heap
+from max._host.threads import DaemonThread
 from max.pipelines.core.exceptions import ConfigError
 from max.serve.http.connections.quiet_server import HTTP_PROTOCOL, QuietServer
 from max.serve.models.pool import ModelPool
@@ -41,8 +44,8 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def keep_garbage() -> None:
-    """Lets the garbage collector pass over all objects that there are, and run less often.
+def keep_heap() -> None:
+    """Lets the garbage collector pass over all objects that there are, and run less often; gathers them in huge pages.
 
     A collection that a large body starts visits its objects only: all of a server's take 50 ms. By default one starts
     for each few requests, whose objects it finds in use.
@@ -50,6 +53,8 @@ def keep_garbage() -> None:
     # what the load has made is never looked at again, so that collections take little time
     gc.freeze()
     gc.set_threshold(*_COLLECTIONS)
+    with contextlib.suppress(RuntimeError):  # the system refused a thread
+        DaemonThread(gather_heap, name="huge pages").start()
 
 
 class Stop(asyncio.Event):

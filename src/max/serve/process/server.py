@@ -36,7 +36,7 @@ from max.serve.process.running import (
     Stop,
     end_gracefully,
     http_server,
-    keep_garbage,
+    keep_heap,
     loop_factory,
     say,
     until_stopped,
@@ -202,7 +202,7 @@ async def _serve(
                 # from now on another owner takes over if this one is lost
                 guard.ready()
             # after the load: what it has made stays for good
-            keep_garbage()
+            keep_heap()
             say(f"Server ready on {_address(settings, listener)} (Press CTRL+C to quit)")
             if store is not None and not await asyncio.to_thread(store.models):
                 say(f"{store.root} has no models yet; `max pull qwen3:0.6b` gets one meanwhile")
@@ -433,6 +433,9 @@ def add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
     def total(value: Callable[[ServedModel], float]) -> Callable[[], float]:
         return lambda: sum(value(model) for model in pool.loaded_models())
 
+    def of_starts(name: str) -> Callable[[ServedModel], float]:
+        return lambda m: sum(getattr(r.ready.start, name) for r in m.engine.replicas if r.ready)
+
     def hit_rate() -> float:
         stats = [model.engine.stats for model in pool.loaded_models()]
         return sum(s.reused_tokens for s in stats) / max(sum(s.prompt_tokens for s in stats), 1)
@@ -480,5 +483,15 @@ def add_gauges(metrics: ServerMetrics, pool: ModelPool) -> None:
     )
     gauge("cache_hit_rate", "Tokens of prompts that were in the cache, of all.", hit_rate)
     gauge("worker_restarts", "Workers that died.", total(lambda m: m.engine.restarts))
+    for name, text in (
+        ("compiled_parts", "Programs and kernels that running engines have compiled to start."),
+        ("packed_weights", "Programs whose weights running engines have packed to start."),
+        (
+            "fetched_entries",
+            "Cache entries that running engines have taken from other machines to start.",
+        ),
+        ("fetched_bytes", "Bytes of these entries."),
+    ):
+        gauge(f"start_{name}", text, total(of_starts(name)))
     gauge("models_loaded", "Models that are loaded.", lambda: len(pool.loaded_models()))
     gauge("model_loads", "Models that were loaded since the start.", lambda: pool.loads)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from max.serve.routers.address import DoorAddress
+
 API_TYPES = frozenset({"openai", "responses", "anthropic", "ollama", "sagemaker", "llama.cpp"})
 """The names of APIs in ``MAX_SERVE_API_TYPES``."""
 
@@ -161,6 +163,7 @@ class WorkerSettings:
         unhealthy_s: Seconds without a sign of life after which it is unhealthy.
         cores: The logical CPUs that it runs on; none: those of the server.
         doors: The folder of the socket files of engines that have several server processes; empty: it has one.
+        caches: Where the caches of engines on other machines are, which it asks before it compiles or packs.
     """
 
     config: dict[str, Any]
@@ -169,6 +172,7 @@ class WorkerSettings:
     unhealthy_s: float = WatchLimits.unhealthy_s
     cores: tuple[int, ...] = ()
     doors: str = ""
+    caches: tuple[DoorAddress, ...] = field(default=(), repr=False)
 
 
 CANARY = "@canary"

@@ -105,7 +105,7 @@ class Acceptor:
 
     def _prove(self, client: socket.socket) -> None:
         with self._free, contextlib.suppress(OSError, EOFError, ValueError, AuthenticationError):
-            connection = _proven(client, self._key, is_client=False)
+            connection = _proven(client, self._key, False, CONNECT_S)
             purpose = _purpose(connection)
             with self._lock:
                 if self._reason is None:
@@ -164,7 +164,9 @@ def shut_down(connection: Connection, how: int = socket.SHUT_RDWR) -> None:
         same.shutdown(how)
 
 
-def connect(host: str, port: int, key: bytes, purpose: str) -> Connection:
+def connect(
+    host: str, port: int, key: bytes, purpose: str, seconds: float | None = None
+) -> Connection:
     """Connects to a listener that knows the key.
 
     Args:
@@ -172,22 +174,24 @@ def connect(host: str, port: int, key: bytes, purpose: str) -> Connection:
         port: Its port; a socket file has none.
         key: The key.
         purpose: What the connection is for.
+        seconds: The longest time to connect, and that it may be silent while it proves the key; None: `CONNECT_S`.
 
     Raises:
         OSError: It cannot be reached, or does not know the key.
     """
+    seconds = CONNECT_S if seconds is None else seconds
     try:
         if host.startswith("/"):
             connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connected.settimeout(CONNECT_S)
+            connected.settimeout(seconds)
             try:
                 connected.connect(host)
             except BaseException:
                 connected.close()
                 raise
         else:
-            connected = socket.create_connection((host, port), CONNECT_S)
-        connection = _proven(connected, key, is_client=True)
+            connected = socket.create_connection((host, port), seconds)
+        connection = _proven(connected, key, True, seconds)
         connection.send_bytes(purpose.encode())
     except (EOFError, ValueError, AuthenticationError) as error:
         raise ConnectionRefusedError(f"{host}:{port} does not know the key") from error
@@ -198,12 +202,14 @@ def _purpose(connection: Connection) -> str:
     return connection.recv_bytes(64).decode("utf-8", "replace")
 
 
-def _proven(connected: socket.socket, key: bytes, is_client: bool) -> Connection:
+def _proven(
+    connected: socket.socket, key: bytes, is_client: bool, most_seconds: float
+) -> Connection:
     """The connection of a socket after both sides have proven the key."""
     # a timeout of the system, as `Connection` reads the descriptor without Python's
-    seconds = int(CONNECT_S)
+    seconds, rest = divmod(int(most_seconds * 1e6), 1_000_000)
     # `struct timeval` of 64-bit systems: seconds, microseconds
-    limit = seconds.to_bytes(8, "little") + bytes(8)
+    limit = seconds.to_bytes(8, "little") + rest.to_bytes(8, "little")
     connected.settimeout(None)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     if connected.family in (socket.AF_INET, socket.AF_INET6):

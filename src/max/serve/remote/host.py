@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+from max._host.disk_cache import default_cache
 from max.serve.process.settings import WorkerSettings
 from max.serve.remote.connections import Acceptor, accept, close_listener, listen
+from max.serve.remote.peer_caches import PeerCaches
+from max.serve.remote.shared_cache import SharedCache
 from max.serve.routers.address import PURPOSES
 from max.serve.routers.door import Door, send_signs
 from max.serve.worker.engine import run_engine
@@ -26,6 +29,8 @@ class EngineHost:
         self._acceptor = Acceptor(self._listener, key)
         self.port: int = self._listener.getsockname()[1]
         """The port."""
+        self.shared_cache = SharedCache(host)
+        """Its cache, for engines on other machines."""
         self.has_owner = threading.Event()
         """Set when the owner has connected."""
 
@@ -39,6 +44,8 @@ class EngineHost:
         Raises:
             OSError: The listener was closed.
         """
+        caches = PeerCaches(settings.caches)
+        default_cache().elsewhere = caches if settings.caches else None
         try:
             commands, beats = accept(self._acceptor, PURPOSES)
             self.has_owner.set()
@@ -54,6 +61,8 @@ class EngineHost:
             run_engine(replace(settings, cores=()), commands, signs, door)
         finally:
             self.close()
+            self.shared_cache.close()
+            caches.close()
 
     def close(self) -> None:
         """Stops listening, so that a :meth:`run` that waits for the server ends."""

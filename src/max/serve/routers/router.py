@@ -29,7 +29,7 @@ from max.serve.process.running import (
     Stop,
     end_gracefully,
     http_server,
-    keep_garbage,
+    keep_heap,
     loop_factory,
     until_stopped,
     wait_started,
@@ -211,7 +211,7 @@ class _Router:
             if routed.canary_of:
                 canary = Canary(model.name, routed.share, routed.by)
                 self._pool.set_canary(routed.canary_of, canary)
-        keep_garbage()
+        keep_heap()
         self._is_ready = True
 
     async def _load_model(self, model_index: int) -> ServedModel:

@@ -40,6 +40,7 @@ from max.pipelines.generation.process.events import (
     EngineStopped,
     OthersLoad,
     PagesChanged,
+    PredictionVerified,
     PromptStarted,
     RequestFailed,
     TokensGenerated,
@@ -62,7 +63,7 @@ _LOOK_S = 0.5
 _FLUSH_S = 5.0
 _MARK = "|"
 """Ends the number of a connection before the identifiers of its requests; identifiers of servers have none."""
-_OF_REQUESTS = (PromptStarted, TokensGenerated, RequestFailed, TextsEncoded)
+_OF_REQUESTS = (PromptStarted, PredictionVerified, TokensGenerated, RequestFailed, TextsEncoded)
 _OF_ALL = (EngineReady, EngineStats, PagesChanged, EngineStopped)
 _REQUESTS = (GenerationRequest, EncodeRequest, RankRequest)
 
@@ -255,7 +256,8 @@ class SharedChannel:
     def _note_progress(self, user: _User, message: Any, name: str) -> None:
         """Notes what an event says of its request; the lock is held."""
         unread = user.open.get(name)
-        if unread is None:
+        # drafts are verified beside tokens, which say the rest
+        if unread is None or isinstance(message, PredictionVerified):
             return
         if isinstance(message, PromptStarted):
             if unread:

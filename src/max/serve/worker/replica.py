@@ -27,6 +27,7 @@ from max.pipelines.generation.process.events import (
     ErrorInfo,
     OthersLoad,
     PagesChanged,
+    PredictionVerified,
     PrefixesForgotten,
     PrefixesKept,
     PromptStarted,
@@ -362,6 +363,9 @@ class Replica:
                 if (entry := self._find(request_id)) is not None:
                     self._requests.prompt_started(entry, event)
                     self._suspects.clear(request_id)
+            case PredictionVerified(request_id):
+                if (entry := self._find(request_id)) is not None:
+                    entry.put(event)
             case TokensGenerated(request_id, tokens, status):
                 if (entry := self._find(request_id)) is not None:
                     entry.generated += tokens
@@ -373,6 +377,7 @@ class Replica:
                     self._put(entry, event, True)
             case EngineReady():
                 self.ready, self._failed_starts = event, 0
+                logger.info("replica %d is ready: %s", self.number, event.start)
                 if self._state is EngineState.STOPPED:
                     return
                 # before any request: the engine reads messages in their order

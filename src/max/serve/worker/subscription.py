@@ -20,6 +20,7 @@ from max.pipelines.generation.process.encoder_messages import (
 from max.pipelines.generation.process.events import (
     Event,
     OthersLoad,
+    PredictionVerified,
     PromptStarted,
     RequestFailed,
     TokensGenerated,
@@ -32,7 +33,7 @@ logger = logging.getLogger("max.serve")
 
 WorkerMessage: TypeAlias = Event | TextsEncoded | OthersLoad | None
 """An event of a worker; None: its channel is closed."""
-_Item: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded | RequestFailed | Exception"
+_Item: TypeAlias = "PromptStarted | PredictionVerified | TokensGenerated | TextsEncoded | RequestFailed | Exception"
 WorkerRequest: TypeAlias = GenerationRequest | EncodeRequest | RankRequest
 """The requests that a worker runs."""
 
@@ -211,7 +212,7 @@ class EventReader:
         return True
 
 
-WorkerEvent: TypeAlias = "PromptStarted | TokensGenerated | TextsEncoded"
+WorkerEvent: TypeAlias = "PromptStarted | PredictionVerified | TokensGenerated | TextsEncoded"
 """An event as a task receives it."""
 
 
@@ -246,6 +247,7 @@ class Subscription:
         if self._error is not None:
             raise self._error
         events: list[tuple[int, WorkerEvent]] = []
+        verified: list[tuple[int, WorkerEvent]] = []
         places: dict[int, int] = {}
         for number, item in await self._mailbox.take_all():
             if isinstance(item, TokensGenerated):
@@ -257,6 +259,9 @@ class Subscription:
                     earlier = events[place][1]
                     assert isinstance(earlier, TokensGenerated)
                     events[place] = (number, _join_tokens(earlier, item))
+            elif isinstance(item, PredictionVerified):
+                # before all tokens, whose last ones may end the request
+                verified.append((number, item))
             elif isinstance(item, (RequestFailed, Exception)):
                 # earlier events are returned first
                 self._error = item if isinstance(item, Exception) else item.error.to_exception()
@@ -267,7 +272,7 @@ class Subscription:
                 events.append((number, item))
         if self._error is not None and not events:
             raise self._error
-        return events
+        return verified + events
 
     def cancel(self, index: int) -> None:
         """Ends a request, if it has not ended.

@@ -146,6 +146,11 @@ def _cluster(plan: ServePlan, guard: Any = None, replicas: int | None = None) ->
 
     folder = plan.worker.doors if guard is not None else ""
     cluster = RayCluster(settings.ray, replicas or settings.replicas, folder)
+    # engines come and go: all of them of models on demand, else those that the load needs
+    if plan.deployed_models is None and not plan.worker.config.get("model_path"):
+        cluster.keep_spares(settings.replicas)
+    elif (settings.max_replicas or 0) > settings.replicas:
+        cluster.keep_spares(1)
     if guard is not None and guard.last is not None:
         for node in guard.last.excluded_nodes:
             cluster.exclude(node)
