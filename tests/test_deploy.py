@@ -104,10 +104,13 @@ def test_kubernetes() -> None:
     for group in (head, *groups):
         pod = group["template"]["spec"]
         volumes = {volume["name"] for volume in pod["volumes"]}
+        # of Ray: KubeRay's own probes need Ray's dashboard, and named ports replace those of its service
+        ray, raylet = pod["containers"][0], int(group["rayStartParams"]["node-manager-port"])
+        assert {"readinessProbe", "livenessProbe"} <= set(ray) and "ports" not in ray
         for container in pod["containers"]:
             assert {mount["name"] for mount in container["volumeMounts"]} == volumes
-            ports = {port["name"] for port in container.get("ports", ())}
-            for probe in ("readinessProbe", "startupProbe"):
+            ports = {port["name"] for port in container.get("ports", ())} or {raylet}
+            for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
                 for action in ("httpGet", "tcpSocket"):
                     port = container.get(probe, {}).get(action, {}).get("port")
                     assert port is None or port in ports

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -34,3 +37,24 @@ def test_the_chosen_paths_and_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
         text = findings[f"weights {encoding}"]["text"]
         assert float(text.split()[0]) > 0 and text.endswith("% of reads")
     assert 0 < float(findings["bandwidth"]["text"].split()[0]) < 10_000
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_models_folder_that_cannot_be_written(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers mount models read-only: those are served, and the other checks follow."""
+    models = tmp_path / "models"
+    if exists:
+        models.mkdir()
+    monkeypatch.setenv("MAX_MODELS_DIR", str(models))
+
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", read_only)
+    findings = {one.check: one for one in doctor._folders()}
+    found = findings["models folder"]
+    assert found.level == ("warning" if exists else "error")
+    assert found.text.startswith(f"{models}: it cannot be written (Read-only file system)")
+    assert "cache" in findings

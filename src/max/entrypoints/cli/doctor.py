@@ -143,14 +143,15 @@ def _folders() -> Iterator[Finding]:
     while not root.exists():
         root = root.parent
     free = shutil.disk_usage(root).free
-    level = "ok" if free > _LEAST_DISK else "warning"
+    level, text = "ok" if free > _LEAST_DISK else "warning", f"{byte_size(free)} free"
     try:
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
-        yield Finding("models folder", "error", f"{store.root} cannot be written: {error.strerror}")
-        return
-    yield Finding("models folder", level, f"{store.root}: {byte_size(free)} free")
+        # containers mount volumes with models read-only
+        level = "warning" if store.root.is_dir() else "error"
+        text = f"it cannot be written ({error.strerror}), so `max pull` stores nothing"
+    yield Finding("models folder", level, f"{store.root}: {text}")
     models = store.models()
     for name, size in store.partial_pulls().items():
         text = (
