@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.serve.browser import ENTER, Browser
@@ -100,7 +102,10 @@ class Page:
             "document.querySelector('#stop').hidden && document.querySelector('.turn:last-child.assistant .block, "
             ".turn:last-child.assistant .extra *')"
         )
-        self.wait("!document.querySelector('.turn:last-child.assistant .text > .plain')")
+        # the text as it was before it is drawn, and the last words of one that is still being drawn
+        self.wait(
+            "!document.querySelector('.turn:last-child.assistant .text:is([aria-busy], :has(> .plain))')"
+        )
         return self.texts("assistant")[-1]
 
     def texts(self, kind: str = "") -> list[str]:
@@ -168,6 +173,24 @@ class Page:
             "const all = request.result.transaction(arguments_[0]).objectStore(arguments_[0]).getAll(); "
             "all.onsuccess = () => { request.result.close(); resolve(all.result); }; }; });",
             store,
+        )
+
+    def wait_stored(self, store: str, fits: Callable[[dict[str, Any]], object]) -> None:
+        """Waits until the browser's database has a record.
+
+        Args:
+            store: Its store.
+            fits: Whether a record is the one.
+        """
+        end = time.monotonic() + self.browser.wait_s
+        while not any(map(fits, records := self.stored(store))):
+            assert time.monotonic() < end, f"{store} has only {records}"
+            time.sleep(0.02)
+
+    def wait_frames(self) -> None:
+        """Waits until the page has handled what moved it, and is drawn."""
+        self.browser.run_async(
+            "await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
 
     def problems(self) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,13 +44,13 @@ def test_conversations_stay(page: Page) -> None:
     page.push("New chat")
     assert page.texts() == []
     page.type("#prompt", "a draft of a new chat")
-    time.sleep(0.5)
+    page.wait_stored("drafts", lambda draft: draft["text"] == "a draft of a new chat")
     page.click("#conversations li .open")
     page.wait("document.querySelectorAll('.turn').length === 2")
     assert page.run("return document.querySelector('#prompt').value") == ""
     page.type("#prompt", "a draft of the first")
     page.run("localStorage.setItem('chat.seed', '5')")
-    time.sleep(0.5)
+    page.wait_stored("drafts", lambda draft: draft["text"] == "a draft of the first")
     page.reload()
     page.wait("document.querySelectorAll('.turn').length === 2")
     assert page.text("#title") == "first question"
@@ -65,7 +64,7 @@ def test_conversations_stay(page: Page) -> None:
         "document.querySelector('#new').click(); const p = document.querySelector('#prompt'); p.value = 'quick'; "
         "p.dispatchEvent(new Event('input'))"
     )
-    time.sleep(0.5)
+    page.wait_stored("drafts", lambda draft: draft["text"] == "quick")
     assert page.run("return document.querySelector('#prompt').value") == "quick"
     page.type("#prompt", "")
     page.run("[...document.querySelectorAll('.open')][0].click()")
@@ -95,7 +94,7 @@ def test_the_end_stays_in_sight(page: Page, tmp_path: Path) -> None:
         page.wait(end)
     # one who reads further up stays there
     page.run("document.querySelector('#scroll').scrollTop = 100")
-    time.sleep(0.2)
+    page.wait_frames()
     page.type("#prompt", "")
     page.wait(f"{height} > {before}")
     assert page.run("return document.querySelector('#scroll').scrollTop") == 100
@@ -253,7 +252,7 @@ def test_a_reload_in_a_stream(page: Page, model: ScriptedModel) -> None:
 def test_a_stream_that_the_server_has_lost(page: Page, model: ScriptedModel) -> None:
     page.send("slow 500")
     page.wait("document.querySelector('.assistant .text')?.innerText.includes('w3')")
-    time.sleep(1.2)
+    page.wait_stored("turns", lambda turn: turn["content"].startswith("w0 w1"))
     page.browser.open(f"{page.url}/docs")
     for stream in list(model.streams._streams.values()):
         stream.client = "b"
@@ -407,7 +406,7 @@ def test_attachments(page: Page, model: ScriptedModel, tmp_path: Path) -> None:
         page.wait(f"document.querySelector('#toast')?.innerText.includes('{message}')")
     page.browser.chosen_file("#file", str(code))
     page.wait("document.querySelector('#attachments')?.innerText.includes('a b.py')")
-    time.sleep(0.5)
+    page.wait_stored("drafts", lambda draft: draft["attachments"])
     page.reload()
     page.wait("document.querySelector('#attachments')?.innerText.includes('a b.py')")
     page.ask("What is it?")

@@ -277,3 +277,20 @@ def test_a_text_that_takes_too_long_is_shown_as_it_is(page: Page) -> None:
     )
     assert "<strong>a</strong>" in seen[0] and "<strong>b</strong>" in seen[2]
     assert "**never**" in seen[1] and "plain" in seen[1]
+
+
+def test_a_text_is_busy_until_all_of_it_is_drawn(page: Page) -> None:
+    """Screen readers wait for the end of a text; one that grows is drawn in parts."""
+    seen = page.module(
+        "markdown_view.js",
+        "const node = document.createElement('div'); const view = new m.MarkdownView(node); let text = ''; "
+        "let early = 0; const states = [node.ariaBusy]; "
+        "const frame = () => new Promise((done) => requestAnimationFrame(done)); "
+        "for (let n = 0; n < 40; n++) { text += `word ${n} `; view.show(text, n === 39); states.push(node.ariaBusy); "
+        "if (n % 5 === 4) await frame(); "
+        "if (node.ariaBusy !== 'true' && node.textContent.trim() !== text.trim()) early++; } "
+        "while (node.ariaBusy === 'true') await frame(); "
+        "return {early, states, whole: node.textContent.trim() === text.trim()}",
+    )
+    assert seen["states"] == [None] + ["true"] * 40
+    assert seen["early"] == 0 and seen["whole"]

@@ -98,11 +98,15 @@ export class MarkdownView {
     this.wanted = null;
   }
 
-  /** Shows a text, of which the one before is the begin unless it was edited. Resolves when it is shown. */
+  /**
+   * Shows a text, of which the one before is the begin unless it was edited. Until all of it is drawn the node is
+   * `aria-busy`.
+   */
   async show(text, isLast = true) {
     this.wanted = { text, isLast };
     if (this.isBusy) return;
     this.isBusy = true;
+    this.node.setAttribute("aria-busy", "true");
     try {
       while (this.wanted) {
         const begin = performance.now();
@@ -116,6 +120,7 @@ export class MarkdownView {
       }
     } finally {
       this.isBusy = false;
+      this.node.removeAttribute("aria-busy");
     }
   }
 
