@@ -54,15 +54,14 @@ def held_pages(
     length: int,
     step: int | None,
 ) -> list[int]:
-    """What the estimate has for a full batch of one, which is all that a sequence holds, or a page more."""
+    """What the estimate has for a full batch of one, which is all that a sequence holds."""
     held = memory.pages_for_memory(
         params, layers, max_batch_size=1, max_seq_len=length, available_bytes=None, step_tokens=step
     )
     page = params.page_size or 0
     for count, (_, window) in zip(held, pages, strict=True):
         least = most_pages(page, length, window, step)
-        assert least <= count <= min(least + 1, -(-length // page))
-        assert count == least or window is not None
+        assert count == least
     return list(held)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -280,7 +282,7 @@ def test_pages_that_the_window_has_passed():
 
 
 @pytest.mark.parametrize(
-    ("length", "step", "most"), [(100, 1, 4), (100, 3, 4), (100, 5, 5), (9, 100, 3), (0, 1, 0)]
+    ("length", "step", "most"), [(100, 1, 3), (100, 3, 4), (100, 5, 5), (9, 100, 3), (0, 1, 0)]
 )
 def test_the_most_pages_of_a_request(length, step, most):
     assert PagePool(50, 7).most_pages(length, step, 3) == most
@@ -309,6 +311,18 @@ def test_a_long_text_needs_few_pages(window, size, step):
         assert pages.used_pages <= -(-(window - 1) // size) + 1
         pages.check()
     assert held <= pages.pools[0].most_pages(60 + step, step, size)
+
+
+def test_the_most_pages_are_those_of_a_step_at_the_worst_place():
+    """By all places of a step in a sequence, for all small sizes."""
+    sizes = itertools.product(range(1, 6), range(1, 24), (None, *range(1, 10)), range(1, 8))
+    for size, length, window, step in sizes:
+        spans = [
+            (0 if window is None else max(0, begin - window + 1), min(begin + step, length))
+            for begin in range(length)
+        ]
+        most = max((end - 1) // size - first // size + 1 for first, end in spans)
+        assert PagePool(9, window).most_pages(length, step, size) == most
 
 
 def test_a_page_that_was_given_back_before_it_was_recorded_serves_nobody():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import zlib
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import max.pipelines
 from max.interfaces import BatchType, RequestID
 from max.pipelines.core import InputError, TextContext
 from max.pipelines.kv_cache.page_manager import PageManager
+from max.pipelines.kv_cache.page_pool import PagePool
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.kv_cache.request_pages import RequestPages
 from max.pipelines.scheduler import SchedulerLimits, TextScheduler
@@ -528,6 +530,38 @@ def test_several_steps_preempt_nobody():
     # of three free pages a needs one for every second token from its third on, b from its first on
     assert trace.step() == "TG3 a3:4 b4:5"
     assert trace.scheduler.preemptions == 0
+
+
+def test_a_sequence_runs_in_the_pages_of_its_largest_step():
+    """Of a window and a chunk, also if a call may have more steps than a chunk has tokens; with a page less it is
+    refused, or the text is too short for its largest step to begin at the worst place.
+    """
+    refused = 0
+    sizes = itertools.product((1, 3, 4), (1, 2, 5), (1, 2, 4), (1, 3, 9), range(2, 24, 3))
+    for size, window, chunk, steps, length in sizes:
+        held = PagePool(99, window).most_pages(length - 1, chunk, size)
+        for pages in (held, held - 1) if held > 1 else (held,):
+            trace = Trace(pages, size, prefill_chunk_size=chunk, max_num_steps=steps)
+            trace.cache = RequestPages(PageManager(pages, size, window=window))
+            trace.scheduler = TextScheduler(trace.cache, trace.scheduler._limits)
+            if pages < held:
+                with pytest.raises(InputError, match=f"needs {held} pages"):
+                    trace.add("a", length // 2, new=length - length // 2)
+                refused += 1
+                continue
+            one = trace.add("a", length // 2, new=length - length // 2)
+            while trace.schedule():
+                # the tokens that the next one sees, and all that the steps write
+                end = one.active_idx + trace.inputs.num_steps - 1
+                table = trace.cache.pages.pages(one.request_id)
+                seen = [n for n in range(one.start_idx - window + 1, end) if n >= 0]
+                assert all(table[place // size] < pages for place in seen)
+                for _ in range(trace.inputs.num_steps):
+                    one.update(0)
+                trace.cache.step([one])
+                trace.scheduler.update([one])
+            assert one.is_done and len(one.generated_tokens) == length - length // 2
+    assert refused > 100
 
 
 def test_a_request_without_a_length_limit():

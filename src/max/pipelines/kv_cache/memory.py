@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from max._host.machine import byte_size
 from max.nn.kv_cache.cache_params import KVCacheParams
-from max.pipelines.kv_cache.page_pool import pages_of
+from max.pipelines.kv_cache.page_pool import held_pages, pages_of
 
 _MOST_SAVED = 8
 """The maximum number of recurrent states that are saved at once."""
@@ -85,11 +85,8 @@ def _held_pages(params: KVCacheParams, max_seq_len: int, step_tokens: int | None
     """The number of pages of the first group that a sequence holds at once: for all tokens, or for those that a step
     and the window span.
     """
-    page, held = page_size_of(params), max_seq_len
-    if params.window is not None and step_tokens is not None:
-        # one more page, as the tokens may begin within a page
-        held = min(max_seq_len, params.window - 1 + step_tokens + page)
-    return pages_of(held, page)
+    step = max_seq_len if step_tokens is None else step_tokens
+    return held_pages(max_seq_len, params.window, step, page_size_of(params))
 
 
 def sequence_bytes(

@@ -38,6 +38,22 @@ def pages_of(length: int, page_size: int) -> int:
     return -(-length // page_size)
 
 
+def held_pages(length: int, window: int | None, step: int, page_size: int) -> int:
+    """The maximum number of pages that a sequence holds at once: of all tokens, or of those that a step reads and those
+    that its first one sees, wherever they begin.
+
+    Args:
+        length: The number of tokens of the whole sequence.
+        window: As of `PagePool`.
+        step: The maximum number of tokens per step, at least 1.
+        page_size: Tokens per page.
+    """
+    if window is None:
+        return pages_of(length, page_size)
+    # the first of these tokens may be the last one of its page
+    return pages_of(min(length, window - 1 + step + page_size - 1), page_size)
+
+
 class PagePool:
     """The pages of the layers of one shape and one window.
 
@@ -96,11 +112,7 @@ class PagePool:
             step: The maximum number of tokens per step.
             page_size: Tokens per page.
         """
-        pages = pages_of(length, page_size)
-        if self.window is None:
-            return pages
-        # one more page, as the tokens may begin within a page
-        return min(pages, pages_of(self.window - 1 + step, page_size) + 1)
+        return held_pages(length, self.window, step, page_size)
 
     def is_cached(self, page_hash: bytes, on_device: bool = False) -> bool:
         """Whether a page or the swap area has a content.

@@ -91,7 +91,8 @@ class TextScheduler:
         # a sequence of full length holds one token less, as the last token is never written to the cache
         limits = self._limits
         chunk = limits.prefill_chunk_size if limits.enable_chunked_prefill else longest
-        lacking = self._pages.page_shortage(longest - 1, max(chunk, limits.max_num_steps))
+        # not for several steps in a call: they are fewer where pages lack
+        lacking = self._pages.page_shortage(longest - 1, chunk)
         if lacking is not None:
             needed, pages = lacking
             raise InputError(
