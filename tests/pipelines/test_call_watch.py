@@ -82,10 +82,17 @@ def test_a_watch_asks_the_drafters_in_turn() -> None:
     # 8, 1 and then 2 were there before: two tokens in a row, by the second drafter
     assert watch.pays([[2], [3], [53]])
     assert lengths.asked == [(one.request_id, 3, 0, 512 - 6 - 2, KINDS + 2)]
-    # the first drafter's guess counts: that of the second one is not asked for
+    # a guess of the first drafter that does not pay; the second one has none
     lengths.asked.clear()
     assert not watch.pays([[21, 22, 23, 24], [3, 3, 3, 3], [53, 54, 55, 56]])
     assert [given[-1] for given in lengths.asked] == [(4).bit_length()]
+    # the second one has a guess that pays
+    lengths.asked.clear()
+    assert watch.pays([[21, 22, 23, 24, 7, 21, 22, 23, 24, 1, 2], [3] * 11, [53] * 11])
+    assert [given[-1] for given in lengths.asked] == [KINDS + 2]
+    lengths.pays = {KINDS + 4}
+    assert watch.pays([[21, 22, 23, 24, 7, 21, 22, 23, 24], [3] * 9, [*range(53, 62)]])
+    assert [given[-1] for given in lengths.asked[1:]] == [(4).bit_length(), KINDS + 4]
     assert not watch.pays([[99], [99], [99]]) and watch.seconds > 0
 
 

@@ -654,9 +654,31 @@ def test_a_drafter_is_told_that_tokens_were_removed() -> None:
     one.truncate(5)
     one.status = GenerationStatus.CANCELLED
     steps.propose([one])
-    assert drafter.told[4:] == [("forget", "a")] and not steps._truncations
+    # the engine releases it
+    assert drafter.told[4:] == [] and steps._truncations
     steps.forget(one.request_id)
-    assert drafter.told[5:] == [("forget", "a")]
+    assert drafter.told[4:] == [("forget", "a")] and not steps._truncations
+
+
+def test_an_ended_request_is_forgotten_once(drafting, monkeypatch) -> None:
+    """When it is released, and not before: a step that has ended it may be followed by others."""
+    drafter, drafts = RecordedDrafter(), drafting.replicas[0].drafts
+    monkeypatch.setattr(drafts, "_drafter", drafter)
+    released = list[RequestID]()
+    release = drafting.release
+
+    def counted(request_id: RequestID) -> None:
+        told = len(drafter.told)
+        release(request_id)
+        assert drafter.told[told:] == [("forget", request_id.value)]
+        released.append(request_id)
+
+    monkeypatch.setattr(drafting, "release", counted)
+    contexts = requests(drafting, 2)
+    generated(drafting, contexts)
+    forgotten = [told for told in drafter.told if told[0] == "forget"]
+    assert forgotten == [("forget", key.value) for key in released]
+    assert {one.request_id for one in contexts} == {*released} and len(released) == len(contexts)
 
 
 def test_options_that_change_after_a_draft_drop_it() -> None:

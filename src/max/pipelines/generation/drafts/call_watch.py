@@ -53,12 +53,12 @@ class CallWatch:
         text = np.concatenate([context.all_tokens, np.asarray(new, np.int64)])
         # the step that runs meanwhile gives a token, and a step with a draft one more than it drafts
         room = context.max_length - len(text) - 2
-        for first_kind, drafter in self._parts:
-            kind = drafter.match(context, text) if room > 0 else None
-            if kind is not None:
-                number = first_kind + min(kind, KINDS - 1)
-                return (
-                    self._lengths.length(context.request_id, len(self._requests), 0, room, number)
-                    > 0
-                )
+        for first_kind, drafter in self._parts if room > 0 else ():
+            kind = drafter.match(context, text)
+            if kind is None:
+                continue
+            number = first_kind + min(kind, KINDS - 1)
+            # where it does not pay, the next drafter is asked, as for drafts
+            if self._lengths.length(context.request_id, len(self._requests), 0, room, number):
+                return True
         return False

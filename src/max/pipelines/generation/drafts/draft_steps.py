@@ -201,8 +201,8 @@ class DraftSteps:
             if not isinstance(context, TextContext):
                 continue
             if context.is_done:
+                # what is kept of it goes when it is released
                 self._drafter.learn(context)
-                self.forget(context.request_id)
                 continue
             if context.truncations != self._truncations.get(context.request_id, 0):
                 self._truncations[context.request_id] = context.truncations
@@ -311,7 +311,7 @@ class DraftSteps:
         self.lengths.record_drafting(0, watch.seconds)
 
     def forget(self, request_id: RequestID) -> None:
-        """Forgets a request that has ended."""
+        """Forgets a request that is released."""
         self._truncations.pop(request_id, None)
         self.lengths.forget(request_id)
         self._drafter.forget(request_id)
