@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.drafts.prediction import PredictionDrafter
 from max.pipelines.generation.drafts.recent_answers import RecentAnswersDrafter
-from max.pipelines.generation.engine import Engine
+from max.pipelines.generation.drafts.vocabularies import vocabulary_size
+from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.replica import Replica
 from max.pipelines.generation.steps.step_reader import StepReader
 
@@ -95,7 +97,7 @@ class KnownDrafter(Drafter):
         tokens = [answer[(begin + n) % len(answer)] for n in range(most)]
         return [t if r else (t + 1) % 256 for t, r in zip(tokens, right, strict=True)]
 
-    def observe(self, context: TextContext, drafted: int, accepted: int) -> None:
+    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         pass
 
     def rewind(self, context: TextContext) -> None:
@@ -113,6 +115,17 @@ def request(tokens: Any, new: int, **values: Any) -> TextContext:
     )  # fmt: skip
 
 
+def step(engine: Engine) -> None:
+    """Runs a step.
+
+    Raises:
+        Exception: A request has failed; this is its error.
+    """
+    for outcome in engine.step():
+        if isinstance(outcome, Failure):
+            raise outcome.error
+
+
 def decode(pipeline: Any, context: TextContext, is_served: bool = False) -> tuple[float, int]:
     """The seconds of decoding after the first token, and the number of executed steps; with calls as long as those of a
     server, which reads their tokens meanwhile, or as those of a program."""
@@ -120,10 +133,10 @@ def decode(pipeline: Any, context: TextContext, is_served: bool = False) -> tupl
     engine = Engine(pipeline, limits_of(pipeline, is_served), reader)
     engine.submit(context)
     while not len(context.generated_tokens):
-        engine.step()
+        step(engine)
     begin = time.perf_counter()
     while not engine.idle:
-        engine.step()
+        step(engine)
     return time.perf_counter() - begin, sum(engine.decode_steps.times.counts)
 
 
@@ -140,13 +153,12 @@ def step_times(pipeline: Any, rows: list[int], rounds: int) -> dict[int, float]:
             drafts.lengths.length = lambda *own, n=count: min(n - 1, own[3])
             drafts.lengths.may_draft = lambda requests: True
             with answered(answers):
-                engine = Engine(pipeline, limits_of(pipeline))
-                engine.scheduler._limits = type(engine.scheduler._limits)(max_num_steps=1)
+                engine = Engine(pipeline, replace(limits_of(pipeline), max_num_steps=1))
                 engine.submit(one)
                 while not engine.idle:
                     width = one.active_length
                     begin = time.perf_counter()
-                    engine.step()
+                    step(engine)
                     if number and width == count and not one.is_done:
                         times[count].append(time.perf_counter() - begin)
     del drafts.lengths.length, drafts.lengths.may_draft
@@ -157,7 +169,8 @@ def texts(pipeline: Any, kind: str) -> tuple[Any, list[int]]:
     """A prompt and its known answer: the edited text, the extracted records, or words whose order says nothing."""
     if kind == "free":
         # pairs repeat as in text, and what follows them does not
-        words = 100 + np.minimum(np.random.default_rng(0).zipf(1.3, 384), 20_000)
+        last = min(vocabulary_size(pipeline.pipeline_config) - 1, 20_000)
+        words = 100 + np.minimum(np.random.default_rng(0).zipf(1.3, 384), last - 100)
         return words[:128], words[128:].tolist()
     ((text, _),) = prompts_of(kind, 1, 3)
     encode = pipeline.tokenizer.encode_now
@@ -364,7 +377,7 @@ def main() -> None:
     parser.add_argument("--weights", help="a weight file in place of that of the folder")
     parser.add_argument("--encoding")
     parser.add_argument("--draft-model", help="measures the drafts of this model only")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="measured runs of each case")
     options = parser.parse_args()
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
