@@ -44,15 +44,22 @@ class Machines:
     """Starts such processes on three machines."""
 
     def __init__(self) -> None:
-        self.excluded_nodes: list[str] = []
+        self.excluded: list[str] = []
+        self.look: Callable[[], None] = lambda: None
         self.started: list[Ready] = []
         self.ended: list[Ready] = []
         self.fails = False
 
+    @property
+    def excluded_nodes(self) -> list[str]:
+        """What each look asks for first."""
+        self.look()
+        return self.excluded
+
     def start_spare(self, besides: Any) -> Any:
         if self.fails:
             raise OSError("no machine")
-        nodes = [node for node in "abc" if node not in {*besides, *self.excluded_nodes}]
+        nodes = [node for node in "abc" if node not in {*besides, *self.excluded}]
         if not nodes:
             return None
         self.started.append(Ready(nodes[0]))
@@ -67,6 +74,11 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+def is_over() -> bool:
+    """Whether nothing looks after ready processes any more."""
+    return all(thread.name != "ready processes" for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -110,15 +122,15 @@ def test_those_that_are_lost_or_on_a_drained_machine_are_replaced(
     first, second = machines.started
     first.is_lost = True
     until(lambda: first in machines.ended and len(spares._ready) == 2)
-    machines.excluded_nodes.append("b")
+    machines.excluded.append("b")
     until(lambda: second in machines.ended and len(spares._ready) == 2)
     assert {each.found and each.found.node for each in spares._ready} == {"a", "c"}
     # a machine has one at the most
-    machines.excluded_nodes.append("c")
+    machines.excluded.append("c")
     until(lambda: len(machines.ended) == 3)
     time.sleep(0.1)
     assert {each.found and each.found.node for each in spares._ready} == {"a"}
-    machines.excluded_nodes.clear()
+    machines.excluded.clear()
     until(lambda: len(spares._ready) == 2)
     machines.fails = True
     machines.started[-1].is_lost = True
@@ -129,9 +141,78 @@ def test_those_that_are_lost_or_on_a_drained_machine_are_replaced(
 
 def test_after_the_end_none_is_started(machines: Machines, spares: Spares) -> None:
     spares.close()
-    machines.started[0].is_lost = True
-    time.sleep(0.1)
+    assert machines.ended == machines.started
+    assert spares.take({"a", "b"}, 1) is None
+    until(is_over)
+    spares._look()
     assert len(machines.started) == 2
+    spares.close()
+    assert machines.ended == machines.started
+
+
+def test_one_that_a_look_starts_at_the_end_is_ended(machines: Machines) -> None:
+    """The look has seen that one is missing, and has not started it yet."""
+    starts, go_on = threading.Event(), threading.Event()
+
+    def start_spare(besides: Any) -> Any:
+        starts.set()
+        assert go_on.wait(20)
+        return Machines.start_spare(machines, besides)
+
+    machines.start_spare = start_spare
+    spares = Spares(machines, 1)
+    assert starts.wait(20)
+    closing = threading.Thread(target=spares.close)
+    closing.start()
+    until(spares._closing.is_set)
+    go_on.set()
+    closing.join(20)
+    assert not closing.is_alive()
+    # whoever has closed them may rely on it
+    assert len(machines.started) == 1 and machines.started[0] in machines.ended
+    until(is_over)
+    assert not spares._ready
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_one_that_starts_at_the_end_is_ended(machines: Machines, is_late: bool) -> None:
+    """Before its address is known, and (late) when it is found ready just after the end."""
+    asked, is_ended = threading.Event(), threading.Event()
+
+    class Slow(Ready):
+        def address(self, timeout: float) -> EngineAddress:
+            asked.set()
+            assert is_ended.wait(20)
+            if not is_late:
+                raise OSError("the engine was ended while it started")
+            return self.found
+
+    made = Slow("a")
+    machines.start_spare = lambda besides: made
+    spares = Spares(machines, 1)
+    assert asked.wait(20)
+    spares.close()
+    assert made in machines.ended
+    is_ended.set()
+    until(is_over)
+    assert not spares._ready and spares.take({"a"}, 1) is None
+
+
+def test_one_that_is_missing_when_they_are_closed_is_not_started(machines: Machines) -> None:
+    """The look began before the end, and comes to the start after it."""
+    looks, go_on = threading.Event(), threading.Event()
+
+    def look() -> None:
+        looks.set()
+        assert go_on.wait(20)
+
+    machines.look = look
+    spares = Spares(machines, 1)
+    assert looks.wait(20)
+    spares.close()
+    go_on.set()
+    until(is_over)
+    assert not machines.started
 
 
 class FakeRay:
@@ -180,6 +261,10 @@ def test_cores_are_given_back_once(is_free: bool, monkeypatch: pytest.MonkeyPatc
     engine.end()
     assert len(ray.removed) == 1 and ray.killed == [ray]
     assert not engine.reserve(2, 1) and len(ray.made) == 1
+    with pytest.raises(OSError, match="was ended"):
+        engine.prepare()
+    with pytest.raises(OSError, match="was ended"):
+        engine.run(WorkerSettings({}))
 
 
 def test_a_process_that_does_not_say_whether_cores_are_free(
@@ -230,10 +315,17 @@ def test_those_of_a_server_with_routers_have_names(outlives: bool) -> None:
     cluster._engines, cluster._excluded, cluster._outlives = set(), set(), outlives
     cluster._ray, cluster.cpus = SimpleNamespace(remote=Remote), 3
     cluster.nodes = lambda: [Node("x", "h", 4, True)]  # pyright: ignore[reportAttributeAccessIssue]
+    cluster._starts, cluster._is_closed = threading.Lock(), False
     spare = cluster.start_spare(())
     assert spare is not None and made[0]["num_cpus"] == 0
     assert spare.name == made[0].get("name", "") and bool(spare.name) is outlives
     assert made[0].get("lifetime") == ("detached" if outlives else None)
+    # Ray would start a cluster of its own for one more
+    cluster._started = False
+    cluster.close()
+    with pytest.raises(OSError, match="was left"):
+        cluster.start_spare(())
+    assert len(made) == 1
 
 
 def test_an_engine_whose_ready_process_is_lost_gets_a_new_one() -> None:

@@ -380,6 +380,7 @@ def cluster_of(ray: FakeRay) -> RayCluster:
     cluster = RayCluster.__new__(RayCluster)
     cluster._ray, cluster._engines, cluster._excluded = ray, set(), set()
     cluster._outlives, cluster._started, cluster._is_closed, cluster.cpus = True, True, False, 3
+    cluster._starts = threading.Lock()
     cluster.nodes = lambda: [Node("aa", "10.0.0.1", 3, True)]  # pyright: ignore[reportAttributeAccessIssue]
     return cluster
 

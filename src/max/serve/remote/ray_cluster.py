@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -82,6 +83,9 @@ class RayCluster:
                     " RAY_AUTH_MODE=token, and have the same ~/.ray/auth_token here.",
                 ) from error
         self._started, self._is_closed = started, False
+        self._starts = (
+            threading.Lock()
+        )  # no process is started after the end: Ray would start a cluster for it
         self._engines: set[ActorEngine] = set()
         machines = [node.cpus for node in self.nodes() if node.is_alive and node.cpus >= 1]
         self.replicas = replicas or max(len(machines), 1)
@@ -170,6 +174,9 @@ class RayCluster:
         Args:
             cpus: Its cores; 0: it reserves them when it runs.
             placement: The options that choose a machine.
+
+        Raises:
+            OSError: The cluster was left meanwhile.
         """
         key = secrets.token_bytes(KEY_BYTES)
         name = f"engine-{secrets.token_hex(8)}" if self._outlives else ""
@@ -178,8 +185,11 @@ class RayCluster:
         options |= placement
         if name:
             options |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
-        made = self._ray.remote(EngineActor).options(**options).remote(key, cpus, bool(name))
-        return self._note(ActorEngine(self._ray, made, key, name))
+        with self._starts:
+            if self._is_closed:
+                raise OSError("the cluster was left meanwhile")
+            made = self._ray.remote(EngineActor).options(**options).remote(key, cpus, bool(name))
+            return self._note(ActorEngine(self._ray, made, key, name))
 
     def _run(self, engine: ActorEngine, settings: WorkerSettings, cpus: int = 0) -> RemoteWorker:
         """Runs an engine whose address is known.
@@ -321,10 +331,11 @@ class RayCluster:
 
     def close(self) -> None:
         """Leaves the cluster, and stops it if it was started here."""
-        if self._started and not self._is_closed:
-            self._is_closed = True
-            if self._spares is not None:
-                self._spares.close()
+        if self._spares is not None:
+            self._spares.close()
+        with self._starts:
+            was_closed, self._is_closed = self._is_closed, True
+        if self._started and not was_closed:
             for engine in list(self._engines):
                 if self._outlives:
                     engine.end()  # nobody else would

@@ -193,10 +193,9 @@ class ActorEngine:
         begin, is_told = time.monotonic(), False
         while True:
             with self._lock:
-                if self._actor is None:
-                    raise OSError("the engine was ended while it started")
+                actor = self._live_actor()
                 if self._asked is None:
-                    self._asked = self._actor.address.remote()
+                    self._asked = actor.address.remote()
                 if self._ray.wait([self._asked], timeout=0)[0]:
                     asked, self._asked = self._asked, None
                     self.found = found = self._ray.get(asked)
@@ -218,13 +217,28 @@ class ActorEngine:
         Args:
             settings: The settings of its worker.
             cpus: The cores of an engine that was started without any.
+
+        Raises:
+            OSError: It was ended meanwhile.
         """
         self.config = settings.config
-        self._actor.run.remote(settings, cpus)
+        with self._lock:
+            self._live_actor().run.remote(settings, cpus)
 
     def prepare(self) -> None:
-        """Lets it do what each load needs, beside whatever comes next."""
-        self._actor.prepare.remote()
+        """Lets it do what each load needs, beside whatever comes next.
+
+        Raises:
+            OSError: It was ended meanwhile.
+        """
+        with self._lock:
+            self._live_actor().prepare.remote()
+
+    def _live_actor(self) -> Any:
+        """The handle of its process; the lock is held."""
+        if self._actor is None:
+            raise OSError("the engine was ended while it started")
+        return self._actor
 
     def reserve(self, cpus: int, seconds: int) -> bool:
         """Reserves cores of its machine for an engine that was started without any; returns whether they are free.

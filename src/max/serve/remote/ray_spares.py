@@ -50,6 +50,7 @@ class Spares:
     def __init__(self, starter: Starter, count: int) -> None:
         self._starter, self._count = starter, count
         self._ready: list[ActorEngine] = []
+        self._starting: list[ActorEngine] = []  # one at the most
         self._lock = threading.Lock()
         self._taken_at = -REST_S
         self._closing = threading.Event()
@@ -77,8 +78,12 @@ class Spares:
         return None
 
     def close(self) -> None:
-        """Starts no more of them."""
+        """Ends them, also one that is starting; none is started afterwards."""
         self._closing.set()
+        with self._lock:  # what a look was about to start is known now
+            left, self._ready = [*self._ready, *self._starting], []
+        for each in left:
+            self._starter.end(each)
 
     def _keep(self) -> None:
         while not self._closing.wait(LOOK_S):
@@ -99,20 +104,32 @@ class Spares:
                 if each.has_ended() or each.found is None or each.found.node in excluded
             ]
             self._ready = [each for each in self._ready if each not in gone]
-            is_enough = len(self._ready) >= self._count
-            is_early = time.monotonic() - self._taken_at < REST_S
         for each in gone:
             self._starter.end(each)
-        if is_enough or is_early:
-            return
-        started = self._starter.start_spare({each.found.node for each in self._ready if each.found})
+        started = self._start()
         if started is None:
             return
         try:
             started.address(START_S)
             started.prepare()
+            with self._lock:
+                if self._closing.is_set():
+                    raise OSError("it was ended while it started")
+                self._ready.append(started)
         except BaseException:
             self._starter.end(started)
             raise
+        finally:
+            with self._lock:
+                self._starting.remove(started)
+
+    def _start(self) -> ActorEngine | None:
+        """Starts one; None: there are enough, one was taken just before, or no machine is left for it."""
         with self._lock:
-            self._ready.append(started)
+            is_early = time.monotonic() - self._taken_at < REST_S
+            if self._closing.is_set() or len(self._ready) >= self._count or is_early:
+                return None
+            started = self._starter.start_spare({e.found.node for e in self._ready if e.found})
+            if started is not None:
+                self._starting.append(started)
+            return started
