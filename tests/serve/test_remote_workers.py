@@ -53,6 +53,11 @@ class Host(RemoteWorker):
         super().__init__(
             "127.0.0.1", self.engine.port, KEY, silence_s, self.engine.close, self.thread.join
         )
+        self.waits: list[float | None] = []
+
+    def join(self, timeout: float | None = None) -> None:
+        self.waits.append(timeout)
+        super().join(timeout)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +79,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "run_engine", run)
 
 
-def run(count: int, test: Callable) -> None:
+def run(count: int, test: Callable, limits: WatchLimits | None = None) -> None:
     workers: list[Host] = []
 
     def start() -> Host:
@@ -82,7 +87,7 @@ def run(count: int, test: Callable) -> None:
         return workers[-1]
 
     async def whole() -> None:
-        client = EngineClient(start, None, WatchLimits())
+        client = EngineClient(start, None, limits or WatchLimits())
         for _ in range(count - 1):
             client.add_replica(start)
         client.start()
@@ -128,8 +133,10 @@ def test_a_connection_that_is_lost() -> None:
         assert await asyncio.gather(*reading) == [expected((i,), 150) for i in range(6)]
         await until(lambda: [each.state for each in client.replicas] == [EngineState.READY] * 2)
         assert client.restarts == 1 and len(workers) == 3
+        assert lost.waits[0] == 0.2
 
-    run(2, test)
+    # the engine does not know of the loss: it ends when it is killed
+    run(2, test, WatchLimits(end_s=0.2))
 
 
 def test_a_rolling_upgrade_under_load() -> None:

@@ -30,19 +30,21 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class WatchLimits:
-    """How long a worker may be silent.
+    """How long a worker may be silent, and take to end.
 
     Args:
         unhealthy_s: Seconds without a beat after which it is unhealthy.
         restart_s: Seconds without a beat after which it is replaced; 0: it never is.
         step_s: Seconds of one step of the engine after which it is replaced; 0: it never is.
         wait_s: Seconds for which requests wait for the next worker; 0: no limit.
+        end_s: Seconds after the loss of its connection until it is killed, if it has not ended by itself.
     """
 
     unhealthy_s: float = 5.0
     restart_s: float = 30.0
     step_s: float = 600.0
     wait_s: float = 60.0
+    end_s: float = 5.0
 
 
 @dataclass(frozen=True)

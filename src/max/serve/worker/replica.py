@@ -100,7 +100,7 @@ class Replica:
         start_worker: Starts a worker process.
         requests: The open requests.
         worker: The first worker, if it was started already.
-        limits: How long a worker may be silent.
+        limits: How long a worker may be silent, and take to end.
     """
 
     def __init__(
@@ -462,7 +462,7 @@ class Replica:
 
     async def _fail_start(self, worker: Worker) -> None:
         """Gives up: the first worker has ended before it was ready."""
-        await end_logged(worker)
+        await end_logged(worker, self._limits.end_s)
         self._error = self._error or ErrorInfo(
             "RuntimeError",
             f"the worker process ended while it loaded the model ({worker.exit_reason})",
@@ -474,7 +474,7 @@ class Replica:
         if self._killing is not None:
             # a hung worker holds its memory and its cores until its end
             await asyncio.wait({self._killing})
-        await end_logged(worker)
+        await end_logged(worker, self._limits.end_s)
         logger.error("the worker process has ended (%s); it is started again", worker.exit_reason)
         while True:
             if self._failed_starts >= MOST_FAILED_STARTS:

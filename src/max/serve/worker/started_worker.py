@@ -166,14 +166,15 @@ async def end_in_thread(worker: Worker, timeout: float | None) -> None:
     await asyncio.get_running_loop().run_in_executor(_ENDS, end)
 
 
-async def end_logged(worker: Worker) -> None:
+async def end_logged(worker: Worker, timeout: float) -> None:
     """Waits for the end of a worker whose channel is closed; logs an error, as the next worker must start anyway.
 
     Args:
         worker: The worker.
+        timeout: The longest time in seconds, after which it is killed.
     """
     try:
-        await end_in_thread(worker, 5.0)
+        await end_in_thread(worker, timeout)
     except Exception:  # no thread could be started
         logger.exception("the end of a worker process cannot be awaited")
 
