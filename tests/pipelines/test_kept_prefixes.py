@@ -44,7 +44,7 @@ from max.pipelines.kv_cache.prefix_file import (
     remove_abandoned_parts,
     write_pages,
 )
-from max.pipelines.kv_cache.prefix_journal import Journal, is_in_use, is_journal, read_journal
+from max.pipelines.kv_cache.prefix_journal import is_in_use, is_journal, read_journal
 from max.pipelines.kv_cache.prefix_store import PrefixWrite
 
 TINY = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -300,7 +300,7 @@ def test_pages_are_filled_while_empty_ones_are_free() -> None:
     assert pool.hold([b"a"]) != pool.hold([b"b"]) and pool.cached_contents() == []
 
 
-def pipeline_of(folder: Path | None, **values):
+def pipeline_of(folder: Path | None, **values: Any) -> Any:
     config = PipelineConfig(
         model_path=TINY, max_length=512, max_batch_size=2, kv_cache_page_size=16, kv_cache_folder=folder,
         **{"quantization_encoding": "float32", **values},
@@ -440,10 +440,7 @@ def test_an_engine_that_is_killed_while_it_answers_has_kept_its_prompt(tmp_path:
         channel.send(GenerationRequest.of(one))
     while len(appended(tmp_path)) < 6:
         channel.receive()
-    # pages are written by their last use, those of the prompt last
-    known = time.monotonic() + 2.0
-    while time.monotonic() < known:
-        channel.receive()
+    # the first pages are written first: those of the prompt
     assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     child.join(60)
@@ -454,10 +451,10 @@ def test_an_engine_that_is_killed_while_it_answers_has_kept_its_prompt(tmp_path:
 def appended(folder: Path) -> list[bytes]:
     """The hashes of the pages in all journals of a folder."""
     return [
-        page.hash
+        record.hash
         for path in sorted(folder.glob("*.prefixes"))
         if is_journal(path)
-        for page in read_journal(path, path.name.split(".")[0], [file_page_bytes()])
+        for record in read_journal(path, path.name.split(".")[0], [file_page_bytes()])
     ]
 
 
@@ -533,37 +530,6 @@ def test_engines_of_one_folder_share_what_they_read(tmp_path: Path, monkeypatch)
     assert len(read(file, file.stem, [file_page_bytes()])) == 4
 
 
-@given(seed=st.integers(0, 99), at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_damaged_journal_gives_sound_pages_or_none(tmp_path_factory, seed, at, bit) -> None:
-    path = tmp_path_factory.mktemp("journal") / "file"
-    rng = random.Random(seed)
-    journal, pages, ends = Journal(path, "key", SIZES), [], [0]
-    for _ in range(rng.randrange(5)):
-        group = rng.randrange(2)
-        pages.append((group, rng.randbytes(32), rng.randbytes(SIZES[group])))
-        journal.append(*pages[-1])
-        ends.append(journal.num_bytes)
-
-    def found(begin: int = 0, key: str = "key", sizes=SIZES) -> list[tuple[int, bytes, bytes]]:
-        return [(p.group, p.hash, p.content) for p in read_journal(path, key, sizes, begin)]
-
-    assert found() == pages and is_in_use(path) and not journal.is_removed
-    assert found(key="other") == [] == found(sizes=(40, 25)) == found(sizes=(40,))
-    for number, end in enumerate(ends[1:], 1):
-        assert found(end) == pages[number:]
-    journal.close()
-    whole = path.read_bytes()
-    damaged = bytearray(whole)
-    damaged[int(at * len(whole))] ^= 1 << bit
-    path.write_bytes(damaged)
-    assert set(found()) <= set(pages) and len(found()) < max(len(pages), 1)
-    # a record that was cut off
-    path.write_bytes(whole[: int(at * len(whole))])
-    assert found() == pages[: len(found())]
-    path.unlink()
-    assert found() == [] and not is_in_use(path)
-
-
 def test_additions_leave_the_folder_bounded(tmp_path: Path) -> None:
     size = file_page_bytes()
     pipeline = pipeline_of(tmp_path, kv_cache_folder_gb=8.5 * size / 2**30)
@@ -594,14 +560,14 @@ def test_a_page_that_is_taken_meanwhile_is_left_out(tmp_path: Path) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
-            for _ in range(3):  # one that is written, two that are not
+            for _ in range(3):  # those that were used first, which are written last
                 pool.take()
         return True
 
     write.run(take_others)
     assert calls == len(hashes)
     (file,) = tmp_path.iterdir()
-    assert file.is_file() and set(appended(tmp_path)) == {hashes[0], *hashes[3:]}
+    assert file.is_file() and set(appended(tmp_path)) == set(hashes[3:])
 
 
 def test_a_write_is_slow_while_requests_run(tmp_path: Path, monkeypatch) -> None:
@@ -619,7 +585,7 @@ def test_a_write_is_slow_while_requests_run(tmp_path: Path, monkeypatch) -> None
 
     def content(place: int) -> bytes | None:
         read_pages_of.append(place)
-        if place == 1:
+        if place == 2:
             keeper.pause()
         return bytes(group.page_bytes)
 
@@ -628,11 +594,11 @@ def test_a_write_is_slow_while_requests_run(tmp_path: Path, monkeypatch) -> None
     keeper.start(write)
     wait_until(lambda: len(read_pages_of) == 2)
     time.sleep(0.1)
-    assert read_pages_of == [0, 1] and keeper.writes
+    assert read_pages_of == [3, 2] and keeper.writes
     assert len(appended(tmp_path)) == 2, "a page is found as soon as it is written"
     keeper.resume()
     wait_until(lambda: not keeper.writes)
-    assert read_pages_of == [0, 1, 2, 3]
+    assert read_pages_of == [3, 2, 1, 0]
     kept = appended(tmp_path)
     # a write that is stopped leaves what it wrote
     assert pool.fill(b"other") is not None

@@ -273,6 +273,16 @@ class PagePool:
             self.changes.note(page_hash, True)
         return page
 
+    def renew(self, page_hash: bytes) -> None:
+        """Lets a cached content count as freed just now, if no table holds it.
+
+        Args:
+            page_hash: The hash of the content.
+        """
+        page = self._page_of_hash.get(page_hash)
+        if page in self._free:
+            self._free.move_to_end(page)
+
     def forget(self) -> None:
         """Empties all cached pages, and excludes pages in use from sharing with further requests."""
         self._page_of_hash.clear()

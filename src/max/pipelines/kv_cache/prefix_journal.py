@@ -1,8 +1,10 @@
 """A file to which a running engine appends cached pages, so that a killed engine loses only what it was about to write.
 
 Format: a magic line, the length and digest of the header, the header as JSON (key, bytes of a page of each group), then
-a record for each page: its group, its digest, the length of its hash, the hash, and the content. Each record is written
-by one call: the last one may be cut off, and is ignored then. The engine that writes holds a lock on the file.
+a record for each page: its group, whose highest bit marks the first record of a batch, its digest, the length of its
+hash, the hash, and the content. Each record is written by one call: the last one may be cut off, and is ignored then.
+The first pages of sequences come first in a batch: those behind a cut are of no use without them. The engine that
+writes holds a lock on the file.
 """
 
 from __future__ import annotations
@@ -11,44 +13,52 @@ import hashlib
 import json
 import os
 import struct
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from max._dataclass import dataclass
+from max.pipelines.kv_cache.prefix_file import PageGroup
 
 try:
     import fcntl
 except ImportError:  # Windows: engines do not share a folder there
     fcntl = None
 
-__all__ = ["Journal", "JournalPage", "is_in_use", "is_journal", "read_journal"]
+__all__ = ["Journal", "JournalRecord", "is_in_use", "is_journal", "pages_in_order", "read_journal"]
 
-_MAGIC = b"max prefix journal 1\n"
+_MAGIC = b"max prefix journal 2\n"
 _LENGTH = struct.Struct("<Q")
 _RECORD = struct.Struct("<I16sH")
-"""Group, digest, length of the hash."""
+"""Group and mark, digest, length of the hash."""
+_FIRST = 1 << 31
+"""The mark of the first record of a batch."""
 _DIGEST_BYTES = 16
 _MOST_HEADER_BYTES = 1 << 16
 _MOST_HASH_BYTES = 256
 
 
 @dataclass(frozen=True)
-class JournalPage:
-    """A page of a journal.
+class JournalRecord:
+    """A page of a journal, or damage.
 
     Args:
         group: The group of layers.
-        hash: The hash of its tokens.
+        hash: The hash of its tokens; empty if the record is damaged.
         content: Its bytes.
-        end: The place behind its record in the file.
+        begin: The place of the record in the file.
+        end: The place behind it; `sys.maxsize` if damage hides where the next one begins.
+        is_first: Whether it is the first one of a batch.
     """
 
     group: int
     hash: bytes
     content: bytes
+    begin: int
     end: int
+    is_first: bool = False
 
 
 class Journal:
@@ -84,19 +94,21 @@ class Journal:
         """The size of the file."""
         return os.fstat(self._file).st_size
 
-    def append(self, group: int, page_hash: bytes, content: bytes) -> None:
+    def append(self, group: int, page_hash: bytes, content: bytes, is_first: bool = False) -> None:
         """Appends a page.
 
         Args:
             group: The group of layers.
             page_hash: The hash of its tokens.
             content: Its bytes.
+            is_first: Whether a batch begins with it.
 
         Raises:
             OSError: The file cannot be written.
         """
-        digest = _record_digest(group, page_hash, content)
-        self._write(_RECORD.pack(group, digest, len(page_hash)) + page_hash + content)
+        mark = group | _FIRST if is_first else group
+        digest = _record_digest(mark, page_hash, content)
+        self._write(_RECORD.pack(mark, digest, len(page_hash)) + page_hash + content)
 
     def close(self) -> None:
         """Releases the file."""
@@ -112,6 +124,24 @@ class Journal:
             # a record that is cut off would hide those behind it
             os.ftruncate(self._file, size)
             raise
+
+
+def pages_in_order(groups: Sequence[PageGroup]) -> Iterator[tuple[int, int]]:
+    """The pages of a batch in the order of a journal, as numbers of groups and places in them.
+
+    The pages that were used last come first, the first ones of a sequence before its later ones, and pages of the same
+    tokens side by side: whatever is written before a cut serves a request.
+
+    Args:
+        groups: The pages of each group, the most recently used last.
+    """
+    places = [{page_hash: at for at, page_hash in enumerate(each.hashes)} for each in groups]
+    # the groups of layers with a window have few pages of a sequence, in no order that says which ones are its first
+    by_size = sorted(groups, key=lambda group: len(group.hashes), reverse=True)
+    for page_hash in dict.fromkeys(h for group in by_size for h in reversed(group.hashes)):
+        for number, of_group in enumerate(places):
+            if page_hash in of_group:
+                yield number, of_group[page_hash]
 
 
 def journal_path(folder: Path, key: str, suffix: str) -> Path:
@@ -144,24 +174,26 @@ def is_in_use(path: Path) -> bool:
 
 def read_journal(
     path: Path, key: str, page_bytes: Sequence[int], begin: int = 0
-) -> Iterator[JournalPage]:
-    """Yields the sound pages of a journal, up to a record that is cut off; none if it is absent or has another key.
+) -> Iterator[JournalRecord]:
+    """Yields the records of a journal, damaged ones without a hash, up to one that is cut off; none if it is absent.
 
     Args:
         path: The file, which an engine may be writing.
-        key: The key.
+        key: The key; a file with another one is damaged.
         page_bytes: The bytes of a page of each group.
-        begin: The end of the last page that was read; 0: all pages are read.
+        begin: The end of the last record that was read; 0: all records are read.
     """
     try:
         with path.open("rb") as file:
             if not _has_header(file, key, page_bytes):
+                yield _unreadable(0)
                 return
             if begin:
                 file.seek(begin)
-            while (page := _next_page(file, page_bytes)) is not None:
-                if page.hash:
-                    yield page
+            while (record := _next_record(file, page_bytes)) is not None:
+                yield record
+                if record.end == sys.maxsize:
+                    return
     except OSError:
         return
 
@@ -178,23 +210,31 @@ def _has_header(file: BinaryIO, key: str, page_bytes: Sequence[int]) -> bool:
     return json.loads(text) == {"key": key, "page_bytes": list(page_bytes)}
 
 
-def _next_page(file: BinaryIO, page_bytes: Sequence[int]) -> JournalPage | None:
-    """The next page, without a hash if it is damaged; None at the end, and where no record can be told from others."""
+def _next_record(file: BinaryIO, page_bytes: Sequence[int]) -> JournalRecord | None:
+    """The next record; None at the end, and at one that is cut off."""
+    begin = file.tell()
     head = file.read(_RECORD.size)
     if len(head) < _RECORD.size:
         return None
-    group, digest, length = _RECORD.unpack(head)
+    mark, digest, length = _RECORD.unpack(head)
+    group = mark & ~_FIRST
     if group >= len(page_bytes) or not 0 < length <= _MOST_HASH_BYTES:
-        return None
+        return _unreadable(begin)
     page_hash, content = file.read(length), file.read(page_bytes[group])
     if len(content) < page_bytes[group]:
         return None
-    sound = _record_digest(group, page_hash, content) == digest
-    return JournalPage(group, page_hash if sound else b"", content, file.tell())
+    if _record_digest(mark, page_hash, content) != digest:
+        page_hash = content = b""
+    return JournalRecord(group, page_hash, content, begin, file.tell(), mark != group)
 
 
-def _record_digest(group: int, page_hash: bytes, content: bytes) -> bytes:
-    digest = hashlib.blake2b(_LENGTH.pack(group) + page_hash, digest_size=_DIGEST_BYTES)
+def _unreadable(begin: int) -> JournalRecord:
+    """Damage from a place on."""
+    return JournalRecord(0, b"", b"", begin, sys.maxsize)
+
+
+def _record_digest(mark: int, page_hash: bytes, content: bytes) -> bytes:
+    digest = hashlib.blake2b(_LENGTH.pack(mark) + page_hash, digest_size=_DIGEST_BYTES)
     digest.update(content)
     return digest.digest()
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from max._version import __version__
 from max.pipelines.config.pipeline_config import PipelineConfig
 from max.pipelines.core import InputError
+from max.pipelines.kv_cache.journal_reader import JournalReader
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
 from max.pipelines.kv_cache.prefix_costs import (
     DIGEST_DIGITS,
@@ -33,7 +34,7 @@ from max.pipelines.kv_cache.prefix_journal import (
     is_in_use,
     is_journal,
     journal_path,
-    read_journal,
+    pages_in_order,
 )
 from max.pipelines.kv_cache.several_caches import CachesOfReplicas
 
@@ -77,8 +78,8 @@ class PrefixStore:
         # for each group the hashes of the pages that the files contain
         self._kept: list[set[bytes]] = [set() for _ in range(cache.num_groups)]
         self._journal: Journal | None = None
-        self._read: dict[Path, int] = {}
-        """The journals of other engines, and how far each was read."""
+        self._read: dict[Path, JournalReader] = {}
+        """The journals of other engines, as far as each was read."""
         self._next_read = 0.0
         self._failed = False
 
@@ -217,27 +218,31 @@ class PrefixStore:
 
     def _read_journals(self, most_bytes: int | None) -> int:
         """Fills the cache with pages that other engines have appended since the last call; returns their number."""
-        sizes = self._cache.page_sizes()
         count = read = 0
         for path in self._others():
-            begin = self._read.get(path, 0)
-            if _size_on_disk(path) <= begin:
+            reader = self._read.get(path)
+            if _size_on_disk(path) <= (reader.end if reader else 0):
                 continue
-            if not begin and not is_journal(path):  # an addition of an earlier version
-                filled, hashes = self._fill_from(path)
-                count += filled
-                for kept, of_file in zip(self._kept, hashes, strict=True):
-                    kept |= of_file
-                self._read[path] = _size_on_disk(path)
-                continue
-            for page in read_journal(path, self._key, sizes, begin):
-                count += self._cache.fill_page(page.group, page.hash, page.content)
-                self._kept[page.group].add(page.hash)
-                self._read[path] = page.end
-                read += len(page.content)
-                if most_bytes is not None and read >= most_bytes:
-                    return count
+            if reader is None:
+                reader = self._read[path] = self._reader_of(path)
+                if not is_journal(path):  # an addition of an earlier version
+                    filled, hashes = self._fill_from(path)
+                    count += filled
+                    for kept, of_file in zip(self._kept, hashes, strict=True):
+                        kept |= of_file
+                    reader.end = _size_on_disk(path)
+                    continue
+            left = None if most_bytes is None else most_bytes - read
+            filled, size = reader.read(left, self._kept)
+            count, read = count + filled, read + size
+            if most_bytes is not None and read >= most_bytes:
+                break
         return count
+
+    def _reader_of(self, path: Path) -> JournalReader:
+        pools = [pool for copy in self._cache.replicas for pool in copy.pages.pools]
+        sizes = self._cache.page_sizes()
+        return JournalReader(path, self._key, sizes, pools, self._cache.fill_page)
 
     def _close(self) -> None:
         """Releases the journal."""
@@ -255,13 +260,13 @@ class PrefixStore:
                 path = journal_path(self._path.parent, self._key, SUFFIX)
                 sizes = self._cache.page_sizes()
                 self._journal = Journal(path, self._key, sizes)
-            for number, group in enumerate(groups):
-                for place, page_hash in enumerate(group.hashes):
-                    content = group.content(place)
-                    if content is not None:
-                        self._journal.append(number, page_hash, content)
-                        self._kept[number].add(page_hash)
-                        count += 1
+            for number, place in pages_in_order(groups):
+                content = groups[number].content(place)
+                if content is not None:
+                    page_hash = groups[number].hashes[place]
+                    self._journal.append(number, page_hash, content, is_first=count == 0)
+                    self._kept[number].add(page_hash)
+                    count += 1
             self._remove_others()
         except OSError as error:
             self._warn(error)
