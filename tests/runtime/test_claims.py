@@ -27,7 +27,7 @@ from pathlib import Path
 from max._host import claims
 folder, name, how, seconds = Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
 entry = folder / name
-claims.SILENCE_S = claims.MOST_S = 300  # the machine may be busy
+claims.HEARTBEAT_TIMEOUT_S = claims.WAIT_LIMIT_S = 300  # the machine may be busy
 with claims.claim_entry(folder, name, entry.exists, lambda: print("waits", flush=True)) as claim:
     if claim.is_made:
         print("takes", flush=True)
@@ -132,7 +132,7 @@ def test_a_silent_holder_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(claims, "time", clock)
     files = [hold(tmp_path, name) for name in "ab"]
     assert not take(tmp_path, "a")
-    assert claims.SILENCE_S <= clock.now < claims.SILENCE_S + 1
+    assert claims.HEARTBEAT_TIMEOUT_S <= clock.now < claims.HEARTBEAT_TIMEOUT_S + 1
     # nor is it, or another one, ever again
     clock.now = 0.0
     assert not take(tmp_path, "a") and not take(tmp_path, "b")
@@ -149,10 +149,10 @@ def test_steps_prolong_a_wait_up_to_its_limit(
     holder, steps = claims.Claim(file), [0.0]
 
     def work(now: float) -> None:
-        if now - steps[-1] > claims.SILENCE_S - 1:
+        if now - steps[-1] > claims.HEARTBEAT_TIMEOUT_S - 1:
             steps.append(now)
             time.sleep(0.02)  # a file's time has ticks
-            holder.tell_step("a step", 1, 2)
+            holder.heartbeat("a step", 1, 2)
         if now > made_at:
             (tmp_path / "a").touch()
 
@@ -160,8 +160,8 @@ def test_steps_prolong_a_wait_up_to_its_limit(
     monkeypatch.setattr(claims, "time", clock)
     is_made = take(tmp_path)
     os.close(file)
-    end = min(made_at, claims.MOST_S)
-    assert is_made is (made_at < claims.MOST_S)
+    end = min(made_at, claims.WAIT_LIMIT_S)
+    assert is_made is (made_at < claims.WAIT_LIMIT_S)
     assert end <= clock.now < end + 1 and len(steps) > 3
 
 
@@ -210,7 +210,7 @@ def test_a_claim_ends_with_an_error(tmp_path: Path) -> None:
 @pytest.fixture
 def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait is an error."""
-    monkeypatch.setattr(claims, "LOOK_S", -1.0)
+    monkeypatch.setattr(claims, "POLL_S", -1.0)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])

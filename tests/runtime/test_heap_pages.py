@@ -128,7 +128,7 @@ def test_neighbors_are_one_run() -> None:
 
 
 def test_there_is_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap_pages, "MOST_S", -1.0)
+    monkeypatch.setattr(heap_pages, "TIME_LIMIT_S", -1.0)
     assert gather_heap() == 0
 
 

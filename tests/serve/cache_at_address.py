@@ -51,7 +51,7 @@ if __name__ == "__main__":
     packed_weights.LEAST_BYTES = 1
     doors = [DoorAddress(host, port, bytes.fromhex(key)) for host, port, key in json.loads(input())]
     if doors:
-        default_cache().elsewhere = PeerCaches(doors)
+        default_cache().remote = PeerCaches(doors)
     said: dict[str, Any] = {}
     if sys.argv[1:]:
         said["result"] = affine(sys.argv[1])

@@ -128,9 +128,9 @@ def own(tmp_path: Path) -> Iterator[Cache]:
 
 def ask(cache: Cache, *doors: DoorAddress) -> None:
     """Lets a cache ask others from now on, and no longer those of before."""
-    if isinstance(cache.elsewhere, PeerCaches):
-        cache.elsewhere.close()
-    cache.elsewhere = PeerCaches(doors) if doors else None
+    if isinstance(cache.remote, PeerCaches):
+        cache.remote.close()
+    cache.remote = PeerCaches(doors) if doors else None
 
 
 @contextmanager

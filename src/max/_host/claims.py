@@ -1,12 +1,12 @@
-"""Claims of what processes that start at the same time would each make for themselves: one makes it, the others wait.
+"""File locks that let one of several processes build a missing cache entry while the others wait for it.
 
-A claim is the lock of a file, which the system frees with its process, however that ends. It decides only who
-makes an entry of the cache: where there are no locks (Windows, a folder that cannot be written, a network file system
-without them) each process makes its own.
+A claim is an exclusive `flock` on a file in the cache folder, which the kernel releases when the process ends. It only
+avoids duplicate work: without file locks (Windows, a read-only folder, some network file systems) each process builds
+its own entry.
 
-A process that has a claim waits for no other one, so that no two wait for each other. One that waits goes on alone when
-the holder has told no step for `SILENCE_S`, after `MOST_S`, or when the holder ends its claim and the entry is not
-there, as some are not kept. From then on it waits for none.
+A process that holds a claim never waits for another one, so processes cannot deadlock. A waiting process builds the
+entry itself when the holder's heartbeat stops for `HEARTBEAT_TIMEOUT_S`, after `WAIT_LIMIT_S`, or when the holder
+releases its claim without an entry (some entries are not stored). After that it does not wait for any claim.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ except ImportError:  # Windows
 __all__ = ["CLAIMS_FOLDER", "Claim", "claim_entry"]
 
 CLAIMS_FOLDER = "claims"
-"""The folder of the files in the cache folder; a file is there while its claim is, or if its process was killed."""
-LOOK_S = 0.02
-"""Seconds between two looks at a claim."""
-SILENCE_S = 10.0
-"""Seconds without a step: on a machine that is so busy, the same step would take the process that waits as long."""
-MOST_S = 60.0
-"""The longest wait in seconds."""
+"""The subfolder of the cache folder for lock files; a file outlives its claim only if the holder was killed."""
+POLL_S = 0.02
+"""Seconds between two checks of a claim."""
+HEARTBEAT_TIMEOUT_S = 10.0
+"""Seconds without a heartbeat after which a waiting process builds the entry itself."""
+WAIT_LIMIT_S = 60.0
+"""The maximum wait in seconds."""
 
 
 class _Process:
-    """What this process has claimed, and whether it waits for others."""
+    """The number of claims that this process holds, and whether it still waits for those of others."""
 
     def __init__(self) -> None:
         self.claims = 0
@@ -48,28 +48,28 @@ _process = _Process()
 
 
 class Claim:
-    """A claim, or that there is none to be had.
+    """The outcome of an attempt to claim an entry.
 
     Args:
-        file: The descriptor of the locked file; None: this process has not claimed the entry.
-        is_made: Whether another process has made the entry.
+        file: The descriptor of the locked file; None: this process does not hold the claim.
+        is_made: Whether another process has built the entry.
     """
 
     def __init__(self, file: int | None, is_made: bool = False) -> None:
         self._file = file
         self.is_made = is_made
-        """Whether another process has made the entry meanwhile; else it is for this one to make."""
+        """Whether another process has built the entry; otherwise the caller builds it."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether another process has begun to wait for this one."""
+        """Whether another process waits for this claim."""
         try:
             return self._file is not None and os.fstat(self._file).st_size > 0
         except OSError:
             return False
 
-    def tell_step(self, *_: object) -> None:
-        """Tells those who wait that the work goes on."""
+    def heartbeat(self, *_: object) -> None:
+        """Signals waiting processes that the holder makes progress."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.utime(self._file)
@@ -82,16 +82,16 @@ def claim_entry(
     is_made: Callable[[], bool],
     on_wait: Callable[[], object] = lambda: None,
 ) -> Generator[Claim]:
-    """Claims an entry that is absent for the time of a block, or waits until another process has made it.
+    """Claims a missing entry for the duration of a ``with`` block, or waits until another process has built it.
 
     Args:
         folder: The cache folder.
-        name: A plain file name that stands for the entry.
-        is_made: Returns whether the entry is there.
-        on_wait: Is called before a wait.
+        name: A file name that identifies the entry.
+        is_made: Returns whether the entry exists.
+        on_wait: Called before a wait.
     """
     path = folder / CLAIMS_FOLDER / name
-    # a thread that waited might have what the one that holds a claim needs
+    # a waiting thread may hold a resource that the claim's holder needs
     file = None if _process.claims else _open(path, folder)
     if file is None:
         yield Claim(None)
@@ -114,19 +114,19 @@ def claim_entry(
 
 
 def _open(path: Path, folder: Path) -> int | None:
-    """The descriptor of a claim's file; None where it cannot be made."""
+    """Opens a claim's lock file; None if it cannot be created."""
     if fcntl is None:
         return None
     try:
         make_private(path.parent, folder)
-        # no link: it could name a file whose lock another program waits for
+        # a symbolic link could point to a file that another program locks
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
         return None
 
 
 def _is_ours(file: int, is_made: Callable[[], bool], on_wait: Callable[[], object]) -> bool:
-    """Whether this process has a claim from now on; waits for the one that has it."""
+    """Takes the claim, waiting for its holder if necessary; returns whether this process now holds it."""
     try:
         if _lock(file):
             return True
@@ -134,12 +134,12 @@ def _is_ours(file: int, is_made: Callable[[], bool], on_wait: Callable[[], objec
             return False
         on_wait()
         return _wait(file, is_made)
-    except OSError:  # a file system without locks, or one that is lost
+    except OSError:  # the file system has no locks, or is gone
         return False
 
 
 def _lock(file: int) -> bool:
-    """Takes a claim; returns whether no other process has it.
+    """Tries to lock a file; returns whether it succeeded.
 
     Raises:
         OSError: The file system has no locks.
@@ -153,32 +153,32 @@ def _lock(file: int) -> bool:
 
 
 def _wait(file: int, is_made: Callable[[], bool]) -> bool:
-    """Waits for the end of a claim, or for its entry; returns whether this process has the claim now."""
-    begin = heard = time.monotonic()
-    # the size says that somebody waits
+    """Waits until a claim is released or its entry exists; returns whether this process now holds the claim."""
+    begin = last_heartbeat = time.monotonic()
+    # a size of 1 tells the holder that a process waits
     os.ftruncate(file, 1)
-    step = os.fstat(file).st_mtime_ns
+    heartbeat = os.fstat(file).st_mtime_ns
     while not is_made():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         is_ours, stat, now = _lock(file), os.fstat(file), time.monotonic()
-        if stat.st_mtime_ns != step:
-            step, heard = stat.st_mtime_ns, now
-        # a holder removes the file at its end, but not if it is killed
+        if stat.st_mtime_ns != heartbeat:
+            heartbeat, last_heartbeat = stat.st_mtime_ns, now
+        # a holder unlinks the file on release, but not if it is killed
         if stat.st_nlink == 0:
             break
         if is_ours:
             return True
-        if now - heard > SILENCE_S or now - begin > MOST_S:
+        if now - last_heartbeat > HEARTBEAT_TIMEOUT_S or now - begin > WAIT_LIMIT_S:
             break
     _process.is_patient = is_made()
     return False
 
 
 def _end(file: int, path: Path) -> None:
-    """Ends a claim."""
+    """Releases a claim."""
     assert fcntl is not None
     with contextlib.suppress(OSError):
         path.unlink()
     with contextlib.suppress(OSError):
-        # a child of a fork may have the descriptor, too
+        # a forked child may hold a copy of the descriptor
         fcntl.flock(file, fcntl.LOCK_UN)

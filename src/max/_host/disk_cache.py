@@ -5,8 +5,8 @@ writes a temporary file and renames it, so a reader never reads a partial entry.
 written in another version of the format) counts as absent, and the next `put` replaces it. A folder that cannot be
 written is not an error: the process logs one warning and works without the cache.
 
-Entries that the folder lacks may be in the caches of other machines: `Cache.elsewhere` is asked for them, and what it
-finds is written as by `put`. The keys do not depend on the machine, but on the processor that code is for.
+Entries that are missing locally are fetched from the caches of other machines, if `Cache.remote` is set, and stored as
+by `put`. Keys do not depend on the machine, only on the target processor.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _HEADER = struct.Struct("<8sII Q 16s")  # magic, format, length of the key, of t
 WEIGHTS_FOLDER = "weights"
 """The folder of packed weights in the cache folder; see `max.engine.load.packed_weights`."""
 SHARED_KINDS = ("object", "program", "recipe")
-"""The kinds of entries that are the same on each machine; what a machine has measured or checked is its own."""
+"""The kinds of entries that machines share; measurements and checks are valid for one machine only."""
 _SOURCES = "sources"
-"""The kind of hashes of source files, by their sizes and times on this machine."""
+"""The kind of entries with hashes of source files, keyed by their sizes and modification times."""
 _TOUCH_SECONDS = 3600.0  # a hit updates an entry's modification time at most once an hour
 _STALE_TEMPORARY_SECONDS = (
     3600.0  # older temporary files are of processes that ended while they wrote
@@ -59,10 +59,10 @@ def content_key(*parts: str | bytes) -> str:
 
 @cached_results()
 def source_fingerprint(package: str) -> str:
-    """A hash of a package's source files, the same on each machine that has them.
+    """A hash of the contents of a package's source files, equal on all machines with the same sources.
 
     Keys of code that a package generates include it, so that a changed code generator misses old entries. The files are
-    read once: afterwards the disk cache has the hash by their names, sizes and times.
+    read once; later calls find the hash in the disk cache by the files' names, sizes and modification times.
 
     Args:
         package: A folder below ``max``, such as ``"kernel"``.
@@ -105,9 +105,9 @@ def _checksum(key: bytes, payload: bytes) -> bytes:
 class CacheStats:
     """Counts of one cache since it was opened: entries read that were damaged, written, and evicted.
 
-    ``num_made`` counts new entries of `SHARED_KINDS`: what was compiled. ``num_fetched`` counts entries that came from
-    elsewhere, packed weights too, and ``fetched_bytes`` their sizes. ``num_packed`` counts models whose weights were
-    packed as there was no copy.
+    ``num_made`` counts new entries of `SHARED_KINDS`, which were compiled here. ``num_fetched`` counts entries fetched
+    from remote caches, including packed weights, and ``fetched_bytes`` their sizes. ``num_packed`` counts models whose
+    weights were packed because no copy existed.
     """
 
     num_damaged: int = 0
@@ -119,11 +119,11 @@ class CacheStats:
     num_packed: int = 0
 
 
-class Elsewhere(Protocol):
-    """The caches of other machines. It raises nothing, and bounds the time that it takes."""
+class RemoteCache(Protocol):
+    """The caches of other machines. Its methods raise nothing and take a bounded time."""
 
     def entry(self, kind: str, key: str) -> bytes | None:
-        """The file of an entry as another machine has it; None if none has it.
+        """Fetches the file of an entry; None if no machine has it.
 
         Args:
             kind: One of `SHARED_KINDS`.
@@ -132,12 +132,12 @@ class Elsewhere(Protocol):
         ...
 
     def weights(self, key: str, num_bytes: int, file: int) -> bool:
-        """Writes packed weights to a file; returns whether all of them have come.
+        """Fetches packed weights into a file; returns whether they are complete.
 
         Args:
             key: Their key.
             num_bytes: Their size.
-            file: The descriptor of the file, into which they are written from its begin.
+            file: The descriptor of the file, written from offset 0.
         """
         ...
 
@@ -154,8 +154,8 @@ class Cache:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.stats = CacheStats()
-        self.elsewhere: Elsewhere | None = None
-        """Where entries are looked for that the folder lacks; None: nowhere."""
+        self.remote: RemoteCache | None = None
+        """The source of entries that are missing locally; None: none."""
         self._warned = False
         self._lock = reentrant_lock()
         # unknown until the folder is first scanned
@@ -181,7 +181,7 @@ class Cache:
         return self.folder / kind / key[:2] / key
 
     def get(self, kind: str, key: str) -> bytes | None:
-        """The payload, or None if there is no valid entry here or elsewhere."""
+        """The payload, or None if there is no valid entry, local or remote."""
         data = self.file(kind, key)
         if data is not None:
             payload = self._payload(f"{kind}/{key}".encode(), data)
@@ -192,7 +192,7 @@ class Cache:
         return self._fetch(kind, key)
 
     def file(self, kind: str, key: str) -> bytes | None:
-        """The file of an entry, valid or not; None if there is none here that only this user may have written."""
+        """The file of a local entry, valid or not; None if it is absent or another user could have written it."""
         path = self.path(kind, key)
         try:
             with open(path, "rb") as file:
@@ -210,20 +210,20 @@ class Cache:
         return data
 
     def has(self, kind: str, key: str) -> bool:
-        """Whether there is an entry, valid or not; one that is elsewhere is brought here."""
+        """Whether there is an entry, valid or not; a remote one is fetched."""
         return self.path(kind, key).exists() or self._fetch(kind, key) is not None
 
     def _fetch(self, kind: str, key: str) -> bytes | None:
-        """The payload of an entry from elsewhere, which is here from now on."""
-        if self.elsewhere is None or kind not in SHARED_KINDS:
+        """Fetches an entry from the remote cache and stores it; returns its payload."""
+        if self.remote is None or kind not in SHARED_KINDS:
             return None
-        data = self.elsewhere.entry(kind, key)
+        data = self.remote.entry(kind, key)
         if data is None:
             return None
         payload = self._payload(f"{kind}/{key}".encode(), data)
         if payload is None:
             self.stats.num_damaged += 1
-            logger.debug("cache: entry %s/%s is damaged elsewhere, ignored", kind, key)
+            logger.debug("cache: entry %s/%s is damaged remotely, ignored", kind, key)
             return None
         self._write(kind, key, [data])
         self.stats.num_fetched += 1

@@ -1,7 +1,7 @@
-"""Moves what a process has in memory into huge pages, so that the processor finds more of it without walking tables.
+"""Collapses the resident heap of a process into huge pages, which reduces TLB misses.
 
-A request of a server runs much code once over objects that lie all over the heap. With pages of 4 KiB most of them miss
-the processor's table of addresses, the more so in a virtual machine, where each miss walks two tables.
+A server request executes much code over objects scattered across the heap. With 4 KiB pages most of these accesses miss
+the TLB, and in a virtual machine each miss walks two page tables.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from max._host.machine import LINUX, libc
 
 __all__ = ["gather_heap"]
 
-LEAST_SHARE = 0.5
-"""The least share of a huge page that must be in use already: the rest of it becomes memory of the process."""
-MOST_S = 2.0
-"""Seconds after which no further range is begun, as where free memory is in small pieces."""
+MIN_RESIDENT_SHARE = 0.5
+"""The minimum share of a huge page that must be resident: a collapse makes the rest resident too."""
+TIME_LIMIT_S = 2.0
+"""Seconds after which no further range is collapsed, for example when free memory is fragmented."""
 _COLLAPSE = 25
-"""The advice of madvise(2) that moves a range into huge pages at once, since Linux 6.1."""
+"""``MADV_COLLAPSE`` of madvise(2), since Linux 6.1."""
 _MAPS = Path("/proc/self/maps")
 _TABLE = "/proc/self/pagemap"
-_ENTRY = 8  # bytes of an entry of the table
+_ENTRY = 8  # bytes per pagemap entry
 _PRESENT = np.uint64(1 << 63)
 
 
 def gather_heap() -> int:
-    """Moves private memory that is in use into huge pages, as far as the system has them.
+    """Collapses resident private memory into huge pages, as far as the system provides them.
 
     Returns:
-        The number of huge pages in runs that have moved as a whole; 0 where the system does not do that.
+        The number of huge pages in ranges that were collapsed completely; 0 if the system does not support it.
     """
     if not LINUX:
         return 0
     madvise = libc().madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    end, count = time.monotonic() + MOST_S, 0
+    end, count = time.monotonic() + TIME_LIMIT_S, 0
     try:
         for start, stop in _runs(list(_ranges())):
             if time.monotonic() > end:
                 break
-            # a call waits for all processors, which takes longer than to move a page
+            # one call per run: each call synchronizes all processors, which costs more than copying a page
             if madvise(start, stop - start, _COLLAPSE) == 0:
                 count += (stop - start) // HUGE_PAGE
-    except OSError:  # no /proc, as in some sandboxes
+    except OSError:  # /proc is missing, as in some sandboxes
         pass
     return count
 
 
 def _ranges() -> Iterator[tuple[int, int]]:
-    """The begins and ends of mappings that are no files': the heaps of C and of Python, and blocks."""
+    """Yields the bounds of anonymous private mappings: the heaps of C and Python."""
     for line in _MAPS.read_text().splitlines():
         span, perms, _, _, _, *path = line.split(None, 5)
         if perms.startswith("rw-p") and path in ([], ["[heap]"]):
@@ -64,7 +64,7 @@ def _ranges() -> Iterator[tuple[int, int]]:
 
 
 def _runs(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The begins and ends of neighboring huge pages of a mapping whose pages are mostly in memory."""
+    """Yields the bounds of runs of adjacent huge pages that are mostly resident."""
     pages = HUGE_PAGE // mmap.PAGESIZE
     with open(_TABLE, "rb", buffering=0) as table:
         for first, last in ranges:
@@ -74,7 +74,7 @@ def _runs(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             ):
                 table.seek(address // mmap.PAGESIZE * _ENTRY)
                 entries = np.frombuffer(table.read(pages * _ENTRY), np.uint64)
-                if np.count_nonzero(entries & _PRESENT) >= LEAST_SHARE * pages:
+                if np.count_nonzero(entries & _PRESENT) >= MIN_RESIDENT_SHARE * pages:
                     run = (run[0] if run else address, address + HUGE_PAGE)
                 elif run:
                     yield run

@@ -109,7 +109,7 @@ class ModelLinker:
                 )  # fmt: skip
 
             if memory.casts or memory.copies or any(part.launches for part in compiled.once):
-                with STEPS.handed_to(claim.tell_step):
+                with STEPS.handed_to(claim.heartbeat):
                     self._compute_once(compiled, link_part, memory)
             if copy is not None and not memory.is_computed:
                 copy.keep(memory.kept_results, claim)

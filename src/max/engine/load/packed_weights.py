@@ -1,4 +1,4 @@
-"""Packed weights on the disk: the results that a model computes once are written to a file, which later starts map.
+"""Packed weights on disk: the results of load-time computations are written to a file, which later loads map.
 
 Packing 538 MB takes longer than the rest of a start, mostly because the system clears as many bytes of fresh memory. A
 mapped file needs no such memory, and all processes share it.
@@ -7,11 +7,11 @@ A copy is valid for one program, for weight files of one inode, size, modificati
 machine restarts: the file is not flushed and its bytes are not checked, so after a restart it is written again. Copies
 exist on Linux only, for models whose weights are all mapped from files.
 
-Processes that load the same model at the same time pack it once: one claims the copy and writes it at once, as others
-wait, and these map it. So they have one copy in memory, not each its own.
+Processes that load the same model at the same time pack it once: one claims the copy (`max._host.claims`) and writes it
+immediately, the others wait and map the file. All of them share one copy in memory.
 
-Its name does not depend on the machine. So where several machines read the same weight files, one that lacks a copy
-takes it from another one (`max._host.disk_cache.Elsewhere`).
+The key does not depend on the machine: where several machines read the same weight files, a machine without a copy
+fetches it from another one (`max._host.disk_cache.RemoteCache`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ WAIT_SECONDS = 10.0
 EXIT_SECONDS = 30.0
 """The longest time that the end of a process takes to write copies; those not written by then are dropped."""
 WAITS = "waiting for another process, which packs the weights"
-"""The step of a process that packs nothing, as another one does."""
+"""The load step that is shown while another process packs."""
 CHUNK = 64 << 20
 """The bytes that are written between two looks at the deadline."""
 _MAGIC = b"SUPREMUM PACKED 2 "
@@ -117,7 +117,7 @@ class PackedCopy:
         return cls(cache_dir() / WEIGHTS_FOLDER / key, num_bytes)
 
     def map_file(self) -> Array | None:
-        """The packed weights, read-only; None if neither this machine nor one elsewhere has them."""
+        """Maps the packed weights, read-only; None if neither this nor a remote machine has them."""
         file = self._open()
         if file is None and self._fetch():
             file = self._open()
@@ -130,7 +130,7 @@ class PackedCopy:
         return np.frombuffer(data, np.uint8)
 
     def claim(self) -> AbstractContextManager[Claim]:
-        """Claims the copy, or waits until another process has written it; without room for it there is no claim."""
+        """Claims the copy, or waits until another process has written it; no claim if the disk has no room for it."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if not _has_room(self._path.parent, self._num_bytes):
@@ -156,15 +156,15 @@ class PackedCopy:
         return None
 
     def _fetch(self) -> bool:
-        """Takes the copy from another machine; returns whether it is here."""
+        """Fetches the copy from a remote cache; returns whether it succeeded."""
         cache = default_cache()
-        elsewhere = cache.elsewhere
-        if elsewhere is None:
+        remote = cache.remote
+        if remote is None:
             return False
         STEPS.at("fetching packed weights")
 
         def fetch(file: BinaryIO) -> None:
-            if not elsewhere.weights(self._path.name, self._num_bytes, file.fileno()):
+            if not remote.weights(self._path.name, self._num_bytes, file.fileno()):
                 raise OSError("no other machine has them")
             file.seek(self._num_bytes)
 
@@ -175,22 +175,22 @@ class PackedCopy:
         return True
 
     def keep(self, packed: Array, claim: Claim) -> None:
-        """Writes the copy of weights that this process has packed, at once if others wait for it.
+        """Writes the copy of weights that this process has packed: immediately if others wait for it, else later.
 
         Args:
             packed: The packed weights.
-            claim: What :meth:`claim` has returned.
+            claim: The claim from :meth:`claim`.
         """
         default_cache().stats.num_packed += 1
         if not claim.is_awaited:
             self.write_later(packed)
             return
 
-        def tell() -> bool:
-            claim.tell_step()
+        def is_expired() -> bool:
+            claim.heartbeat()
             return False
 
-        self.write(packed, tell)
+        self.write(packed, is_expired)
 
     def write_later(self, packed: Array) -> None:
         """Writes the copy after `WAIT_SECONDS`, or when the process ends, unless the weights are freed before.
@@ -217,7 +217,7 @@ class PackedCopy:
         return self._make(write)
 
     def _make(self, write: Callable[[BinaryIO], None]) -> bool:
-        """Makes the file of the copy; returns whether that succeeded.
+        """Creates the file of the copy atomically; returns whether that succeeded.
 
         Args:
             write: Writes the packed weights to a file.
@@ -229,7 +229,7 @@ class PackedCopy:
                 return False
             with open(temporary, "wb") as file:
                 write(file)
-                # last, as a file without it is not complete
+                # last: a file without the footer is incomplete
                 file.write(_footer(self._path.name))
             os.replace(temporary, self._path)
         except OSError as error:
@@ -254,22 +254,22 @@ class PackedCopy:
 
 
 def _has_room(folder: Path, num_bytes: int) -> bool:
-    """Whether at least half of the free space of a disk stays free.
+    """Whether a file would take at most half of the free disk space.
 
     Raises:
-        OSError: It cannot be asked.
+        OSError: The free space is unknown.
     """
     room = os.statvfs(folder)
     return room.f_bavail * room.f_frsize > 2 * num_bytes
 
 
 def _footer(key: str) -> bytes:
-    """The end of a copy's file: a copy of before the machine's restart has another one."""
+    """The last bytes of a copy's file; they change with each boot of the machine."""
     return _MAGIC + f"{key} {machine.boot_id()}".encode()
 
 
 def open_copy(path: Path) -> tuple[BufferedReader, int] | None:
-    """The file of a copy and the size of the packed weights, which are all there; None if it is absent.
+    """Opens a complete copy; returns the file and the size of its packed weights, or None if there is none.
 
     Args:
         path: Its path.

@@ -53,7 +53,7 @@ MOST_CONSTANTS = 128 << 20
 """The most bytes of constants in a recipe; a module with more has none, and each start stages it."""
 
 WAITS = "waiting for another process, which compiles"
-"""The step of a process that compiles nothing, as another one makes the program."""
+"""The load step that is shown while another process compiles the program."""
 
 CACHE_FLAGS = frozenset({"MAX_CACHE_DIR", "MAX_CACHE_SIZE", "MAX_WEIGHT_CACHE_SIZE"})
 """Flags for the folders and sizes of caches, which do not affect code."""
@@ -148,15 +148,15 @@ class ProgramStore:
             return loaded
         cache = default_cache()
         is_made = cache.path("recipe", key).exists
-        # processes that start at the same time need the same programs
+        # replicas that start together need the same programs
         with claim_entry(cache.folder, key, is_made, lambda: STEPS.at(WAITS)) as claim:
             if claim.is_made and (loaded := self._by_recipe(key)) is not None:
                 return loaded
-            with STEPS.handed_to(claim.tell_step):
+            with STEPS.handed_to(claim.heartbeat):
                 return self._make(key, stage)
 
     def _by_recipe(self, key: str) -> Loaded | None:
-        """The program that the disk has under a recipe's key; None if it lacks a part."""
+        """Loads the program of a recipe from the disk cache; None if an entry is missing."""
         if (blob := default_cache().get("recipe", key)) is None:
             return None
         # only this user writes to the folder of the cache

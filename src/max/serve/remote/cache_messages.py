@@ -1,8 +1,8 @@
-"""What two engines say when one takes entries of its cache from the other's.
+"""The protocol by which an engine fetches cache entries from another one.
 
-Both know a key. The side that asks sends a `REQUEST` with a random number; an answer is its size, its bytes and a code
-of both, of the request and of the key, so that nobody on the way between them can put other code into an engine, or
-send an old answer again. Nothing is secret: the network of a cluster is trusted with models and texts.
+Client and server share a key. A `REQUEST` contains a random nonce; a response is its size, its payload and an HMAC over
+the request and both, keyed with that key, so that nobody in between can inject code into an engine or replay an old
+response. Payloads are not encrypted: the network of a cluster is trusted with models and texts.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import struct
 from max._host.disk_cache import SHARED_KINDS, WEIGHTS_FOLDER
 
 PURPOSE = "cache"
-"""The connection of an engine to the cache of another one."""
+"""The purpose that a client states when it connects."""
 KINDS = (*SHARED_KINDS, WEIGHTS_FOLDER)
-"""What is handed out, by its number in a request."""
+"""The kinds of entries that are served, by their number in a request."""
 REQUEST = struct.Struct("<16sB40sQQ")
-"""A random number, the number of the kind, the key, and for weights the first byte; the most bytes of the answer."""
+"""The nonce, the number of the kind, the key, the first byte (of packed weights), and the maximum payload size."""
 SIZE = struct.Struct("<Q")
-"""The size of an answer."""
+"""The payload size."""
 ABSENT = 2**64 - 1
-"""The size of an answer that says that there is no such entry."""
+"""The payload size that stands for a missing entry."""
 CODE_BYTES = 32
-"""The size of the code at the end of an answer."""
+"""The size of the HMAC at the end of a response."""
 MOST_BYTES = 256 << 20
-"""The largest entry: a recipe has constants of up to 128 MiB."""
+"""The maximum size of an entry: a recipe has constants of up to 128 MiB."""
 RANGE = 8 << 20
-"""The bytes of packed weights in an answer."""
+"""The bytes of packed weights per response."""
 PIECE = 1 << 20
-"""The bytes that are read or sent at a time."""
+"""The bytes per read or send."""
 
 
 def answer_code(key: bytes, request: bytes) -> hmac.HMAC:
-    """The code of an answer, to be updated with its size and its bytes.
+    """The HMAC of a response, to be updated with its size and its payload.
 
     Args:
-        key: What both sides know.
+        key: The shared key.
         request: The request.
     """
-    # processors have instructions for it: twice as fast as BLAKE2 here
+    # SHA-256 has instructions of its own: twice as fast as BLAKE2
     return hmac.new(key, request, "sha256")

@@ -45,7 +45,7 @@ class EngineHost:
             OSError: The listener was closed.
         """
         caches = PeerCaches(settings.caches)
-        default_cache().elsewhere = caches if settings.caches else None
+        default_cache().remote = caches if settings.caches else None
         try:
             commands, beats = accept(self._acceptor, PURPOSES)
             self.has_owner.set()

@@ -1,4 +1,4 @@
-"""The caches of other machines, as an engine that starts asks them before it compiles or packs itself."""
+"""The client of other machines' caches, which a starting engine queries before it compiles or packs."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from max.serve.routers.address import DoorAddress
 logger = logging.getLogger("max.serve")
 
 GRACE_S = 2.0
-"""Seconds that all entries may take without any that comes, and all weights without a byte; one answer half of it."""
+"""The initial time budget in seconds of all entries, and of a model's packed weights; one response may take half."""
 ENTRY_S = 0.02
-"""Seconds that each entry which has come adds: compiling it takes longer."""
+"""Seconds that each fetched entry adds to the budget: compiling it takes longer."""
 LEAST_RATE = 300e6
-"""Bytes that add a second: packing is twice as fast (two cores of Zen 3, files that are in memory)."""
+"""Fetched bytes that add a second to the budget: packing is twice as fast (two cores of Zen 3, cached files)."""
 STREAMS = 4
-"""The connections that packed weights come over at a time."""
+"""The number of parallel connections for packed weights."""
 _MOST_ABSENT = 1 << 16
-"""The entries that are known to be nowhere."""
+"""The maximum number of entries that are remembered as missing."""
 
 
 class _Peer:
     """A connection to the cache of another engine.
 
     Args:
-        door: Where it is.
-        seconds: The longest time to connect.
+        door: Its address.
+        seconds: The connection timeout.
 
     Raises:
-        OSError: It cannot be reached, or does not know the key.
+        OSError: It is unreachable, or does not have the key.
     """
 
     def __init__(self, door: DoorAddress, seconds: float) -> None:
@@ -60,7 +60,7 @@ class _Peer:
             self._socket = socket.socket(fileno=os.dup(connection.fileno()))
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._socket.close()
 
     def ask(
@@ -72,25 +72,25 @@ class _Peer:
         left: Callable[[], float],
         take: Callable[[memoryview], None],
     ) -> int | None:
-        """Asks for an entry, or a range of packed weights.
+        """Requests an entry, or a range of packed weights.
 
         Args:
             kind: The kind.
             key: The key.
             start: The first byte.
-            most: The most bytes; of weights, all that are asked for.
-            left: Returns the seconds that are left.
-            take: Called with each piece, before it is known whether all of them are right.
+            most: The maximum payload size; for packed weights the exact size.
+            left: Returns the seconds left of the caller's budget.
+            take: Called with each piece of the payload, before the HMAC is verified.
 
         Returns:
-            The size; None if there is none.
+            The payload size; None if the entry is missing.
 
         Raises:
-            OSError: No right answer has come in time.
+            OSError: No valid response arrived in time.
         """
         number = KINDS.index(kind)
         request = REQUEST.pack(secrets.token_bytes(16), number, key.encode(), start, most)
-        # one that is slow leaves time for others
+        # a slow peer must leave time for the others
         self._end = time.monotonic() + GRACE_S / 2
         self._wait(left)
         self._socket.sendall(request)
@@ -100,21 +100,21 @@ class _Peer:
         code.update(header)
         (size,) = SIZE.unpack(header)
         if size not in (ABSENT, most) and (size > most or kind == WEIGHTS_FOLDER):
-            raise ConnectionError(f"an answer of {size} bytes, where {most} were asked for")
+            raise ConnectionError(f"a response of {size} bytes to a request for {most}")
         for at in range(0, 0 if size == ABSENT else size, PIECE):
             part = self._receive(piece[: min(PIECE, size - at)], left)
             code.update(part)
             self._end += len(part) / LEAST_RATE
             take(part)
         if not hmac.compare_digest(self._receive(piece[:CODE_BYTES], left), code.digest()):
-            raise ConnectionError("an answer of somebody who does not know the key")
+            raise ConnectionError("the response has a wrong HMAC")
         return None if size == ABSENT else size
 
     def _wait(self, left: Callable[[], float]) -> None:
-        """Sets the time of the next call of the socket."""
+        """Sets the timeout of the next socket operation."""
         seconds = min(left(), self._end - time.monotonic())
         if seconds <= 0:
-            raise TimeoutError("it has taken too long")
+            raise TimeoutError("the time budget is used up")
         self._socket.settimeout(seconds)
 
     def _receive(self, into: memoryview, left: Callable[[], float]) -> memoryview:
@@ -123,19 +123,20 @@ class _Peer:
             self._wait(left)
             count = self._socket.recv_into(into[at:])
             if not count:
-                raise ConnectionResetError("the connection has ended within an answer")
+                raise ConnectionResetError("the connection was closed within a response")
             at += count
         return into
 
 
 class PeerCaches:
-    """Implements `max._host.disk_cache.Elsewhere`: what is absent there, late or wrong counts as absent.
+    """Implements `max._host.disk_cache.RemoteCache`; a late or invalid response counts as a missing entry.
 
-    The whole life of the process, entries take at most `GRACE_S`, and `ENTRY_S` and the time of `LEAST_RATE` for each
-    that comes; so do the packed weights of a model, for each byte. A cache that has failed is not asked again.
+    Over the life of the process, requests for entries take at most `GRACE_S`, plus `ENTRY_S` and the time of its bytes
+    at `LEAST_RATE` for each fetched entry. The packed weights of a model have a budget of their own. A peer that has
+    failed is not queried again.
 
     Args:
-        doors: Where the caches are.
+        doors: The addresses of the caches.
     """
 
     def __init__(self, doors: Sequence[DoorAddress]) -> None:
@@ -146,7 +147,7 @@ class PeerCaches:
         self._lock = threading.Lock()
         self._ends = threading.Lock()
         self._is_closed = False
-        # while the engine imports its modules
+        # in parallel with the engine's imports
         self._connecting = [
             threading.Thread(target=self._connect, args=(door,), name="peer cache", daemon=True)
             for door in doors
@@ -155,7 +156,7 @@ class PeerCaches:
             thread.start()
 
     def close(self) -> None:
-        """Asks nobody any more."""
+        """Closes all connections; later calls find nothing."""
         with self._lock, self._ends:
             self._is_closed = True
             for peer in self._peers:
@@ -167,7 +168,7 @@ class PeerCaches:
         try:
             peer = _Peer(door, GRACE_S / 2)
         except OSError as error:
-            logger.info("the cache at %s:%d cannot be reached: %s", door.host, door.port, error)
+            logger.info("the cache at %s:%d is unreachable: %s", door.host, door.port, error)
             with self._ends:
                 self._doors = [each for each in self._doors if each is not door]
             return
@@ -178,7 +179,7 @@ class PeerCaches:
                 self._peers.append(peer)
 
     def entry(self, kind: str, key: str) -> bytes | None:
-        """The file of an entry as another machine has it; None if none has it, or none tells in time.
+        """Fetches the file of an entry; None if no peer has it or responds in time.
 
         Args:
             kind: One of `SHARED_KINDS`.
@@ -204,19 +205,19 @@ class PeerCaches:
             try:
                 found = peer.ask(kind, key, 0, MOST_BYTES, left, data.extend)
             except OSError as error:
-                logger.info("the cache of another machine is not asked any more: %s", error)
+                logger.info("a peer cache failed and is not queried again: %s", error)
                 self._peers.remove(peer)
                 peer.close()
                 continue
             if found is not None:
-                # first the one that had it: it has the others, too
+                # query this peer first from now on: it probably has the other entries too
                 self._peers.remove(peer)
                 self._peers.insert(0, peer)
                 return bytes(data)
         return None
 
     def weights(self, key: str, num_bytes: int, file: int) -> bool:
-        """Writes packed weights to a file; returns whether all of them have come, and in time.
+        """Fetches packed weights into a file; returns whether they arrived completely and in time.
 
         Args:
             key: Their key.
@@ -227,7 +228,7 @@ class PeerCaches:
             thread.join(GRACE_S / 2)
         transfer = _Transfer(key, num_bytes, file)
         doors = list(self._doors)
-        # again for what one has not brought
+        # a further round for ranges that a failed peer did not deliver
         while doors and transfer.ranges and transfer.left() > 0:
             failed: list[DoorAddress] = []
             threads = [
@@ -239,7 +240,7 @@ class PeerCaches:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                # one that still connects then writes nothing any more
+                # a thread that is still connecting then writes nothing: the transfer is closed
                 thread.join(max(transfer.left(), 0.0))
             doors = [door for door in doors if door not in failed]
         transfer.close()
@@ -247,42 +248,42 @@ class PeerCaches:
 
 
 class _Transfer:
-    """Packed weights that are on their way.
+    """A transfer of packed weights, in ranges over several connections.
 
     Args:
         key: Their key.
         num_bytes: Their size.
-        file: The descriptor of the file that they are written to.
+        file: The descriptor of the destination file.
     """
 
     def __init__(self, key: str, num_bytes: int, file: int) -> None:
         self._key, self._num_bytes = key, num_bytes
-        # its own, as a thread may be late
+        # a duplicate: a late thread may outlive the caller's descriptor
         self._file = os.dup(file)
         self.ranges = deque(range(0, num_bytes, RANGE))
-        """The begins of the ranges that no thread is at."""
+        """The offsets of the ranges that no thread has taken."""
         self.num_missing = len(self.ranges)
-        """The ranges that have not come."""
+        """The number of ranges that have not arrived."""
         self._end = time.monotonic() + GRACE_S
         self._lock = threading.Lock()
         self._is_closed = False
 
     def left(self) -> float:
-        """The seconds that are left."""
+        """The seconds left of the budget."""
         return self._end - time.monotonic()
 
     def close(self) -> None:
-        """Writes nothing any more."""
+        """Stops all writes to the file."""
         with self._lock:
             self._is_closed = True
             os.close(self._file)
 
     def bring(self, door: DoorAddress, failed: list[DoorAddress]) -> None:
-        """Brings ranges until none is left.
+        """Fetches ranges from a peer until none is left.
 
         Args:
-            door: Where they come from.
-            failed: Gets the door if they cannot come from there.
+            door: The peer's address.
+            failed: Receives the address if the peer fails.
         """
         at = None
         try:
@@ -292,12 +293,12 @@ class _Transfer:
                     self._bring(peer, at)
                     at = None
         except IndexError:
-            return  # another thread has taken the last one
+            return  # another thread took the last range
         except OSError as error:
             if at is not None:
                 self.ranges.append(at)
             failed.append(door)
-            logger.info("packed weights of %s:%d: %s", door.host, door.port, error)
+            logger.info("packed weights from %s:%d: %s", door.host, door.port, error)
 
     def _bring(self, peer: _Peer, start: int) -> None:
         at, count = start, min(RANGE, self._num_bytes - start)
@@ -307,12 +308,12 @@ class _Transfer:
             while piece:
                 with self._lock:
                     if self._is_closed:
-                        raise TimeoutError("it has taken too long")
+                        raise TimeoutError("the time budget is used up")
                     written = os.pwrite(self._file, piece, at)
                 at, piece = at + written, piece[written:]
 
         if peer.ask(WEIGHTS_FOLDER, self._key, start, count, self.left, write) is None:
-            raise FileNotFoundError("it has none of them")
+            raise FileNotFoundError("the peer has no such weights")
         with self._lock:
             self.num_missing -= 1
             self._end += count / LEAST_RATE

@@ -1,4 +1,4 @@
-"""The cache of an engine for engines on other machines, which read it before they compile or pack themselves."""
+"""Serves the disk cache of an engine to engines on other machines, so that they need not compile or pack again."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from max.serve.remote.connections import KEY_BYTES, Acceptor, close_listener, li
 logger = logging.getLogger("max.serve")
 
 MOST_READERS = 32
-"""The connections at a time; further ones are closed."""
+"""The maximum number of open connections; further ones are closed."""
 IDLE_S = 60
-"""Seconds without a request, or until a reader takes what was sent, after which a connection is closed."""
+"""Seconds without a request, or without progress of a send, after which a connection is closed."""
 _KEY = re.compile(rb"[0-9a-f]{40}")
 
 
 class SharedCache:
-    """Hands out entries of the cache, read-only, to those who know a random key.
+    """A server of cache entries, read-only, for clients that authenticate with a random key.
 
     Args:
         host: The address to listen on.
@@ -44,7 +44,7 @@ class SharedCache:
 
     def __init__(self, host: str = "0.0.0.0") -> None:
         self.key = secrets.token_bytes(KEY_BYTES)
-        """What those must know who ask."""
+        """The key that clients need."""
         self._listener = listen(host)
         self.port: int = self._listener.getsockname()[1]
         """The port."""
@@ -53,7 +53,7 @@ class SharedCache:
         threading.Thread(target=self._take, name="shared cache", daemon=True).start()
 
     def close(self) -> None:
-        """Takes no more connections."""
+        """Stops accepting connections."""
         close_listener(self._listener)
 
     def _take(self) -> None:
@@ -84,12 +84,12 @@ class SharedCache:
         """Answers a request.
 
         Raises:
-            ValueError: It is none.
-            OSError: The reader is gone, or does not read.
+            ValueError: The request is malformed.
+            OSError: The client has disconnected, or does not read.
         """
         _, kind, key, start, most = REQUEST.unpack(request)
         if kind >= len(KINDS) or not _KEY.fullmatch(key) or most > MOST_BYTES:
-            raise ValueError("no request")
+            raise ValueError("the request is malformed")
         name = key.decode()
         if KINDS[kind] == WEIGHTS_FOLDER:
             self._send_weights(reader, request, name, start, most)
@@ -120,7 +120,7 @@ class SharedCache:
                 for at in range(0, count, PIECE):
                     piece = buffer[: min(PIECE, count - at)]
                     if file.readinto(piece) != len(piece):
-                        raise OSError("the file ends before")
+                        raise OSError("the file is too short")
                     yield piece
 
             self._send(reader, request, count, pieces())
@@ -139,10 +139,10 @@ class SharedCache:
 
 
 def _receive(reader: socket.socket, count: int) -> bytes:
-    """The next bytes; empty: the reader has ended.
+    """Receives exactly `count` bytes; empty at the end of the stream.
 
     Raises:
-        OSError: It ends in the middle, or is silent.
+        OSError: The stream ends within a request, or times out.
     """
     data = b""
     while len(data) < count:
