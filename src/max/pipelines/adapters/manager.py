@@ -14,7 +14,7 @@ from max._dataclass import dataclass
 from max.driver import Tensor
 from max.interfaces import RequestID
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
-from max.pipelines.adapters.kept_contents import KeptContents
+from max.pipelines.adapters.content_cache import ContentCache
 from max.pipelines.adapters.layout import AdapterLayout, AdapterShape
 from max.pipelines.adapters.placement import packed_terms, site_terms
 from max.pipelines.adapters.reader import read_adapter
@@ -122,7 +122,7 @@ class LoRAManager:
         self._memory = self.memory.to_numpy()
         self._forms = np.zeros((shape.slots, layout.count, 2), np.int32)
         self.forms = Tensor.from_numpy(self._forms)
-        self._kept = KeptContents(KEPT_BYTES)
+        self._kept = ContentCache(KEPT_BYTES)
         self._lock = threading.RLock()  # guards all below, not the reading of files
         self._by_name: dict[str, _Loaded] = {}
         self._by_slot: list[_Loaded | None] = [None] * shape.slots

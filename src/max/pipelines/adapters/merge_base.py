@@ -1,4 +1,4 @@
-"""The files of a model into which adapters are merged, and the biases that an adapter adds to them."""
+"""The weights of a model into which adapters are merged, including biases that only the adapter has."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from max.graph.weights import WeightData
 from max.pipelines.adapters.adapter import Adapter, AdapterError
 from max.pipelines.adapters.base import base_of
 from max.pipelines.adapters.merge import TABLE, StoredNames, output_name, unties
-from max.pipelines.adapters.other_kind import in_names_of
-from max.pipelines.adapters.probes import StoredRows, origins
+from max.pipelines.adapters.name_conversion import convert_names
+from max.pipelines.adapters.row_origins import StoredRows, origins
 from max.pipelines.adapters.terms import AdapterBase
 from max.pipelines.checkpoints.huggingface_config import HuggingFaceConfig
 from max.pipelines.core.exceptions import ModelFilesError
@@ -31,17 +31,17 @@ _BIAS_KEYS = (
     "attention_bias", "mlp_bias", "attention_output_bias", "attention_out_bias", "use_bias", "use_qkv_bias",
     "qkv_bias", "enable_bias", "bias", "output_bias", "lm_head_bias", "projectors_bias", "mamba_proj_bias",
 )  # fmt: skip
-"""Keys of config.json that give projections biases, in some families each."""
+"""Keys of config.json that enable biases of projections, each in some families."""
 _MOST_KEYS = 3
-"""The most of these keys that are set at once."""
+"""The maximum number of these keys that are set together."""
 
 
 class StoredTensors(Mapping[str, WeightData]):
-    """The weights of files, each read when it is asked for.
+    """A lazy mapping of names to the weights of files: each access reads the weight.
 
     Args:
-        read: Reads the weight of a name of the files.
-        names: The names of the files by those of this mapping.
+        read: Reads a weight by its name in the files.
+        names: The names in the files by the keys of this mapping.
     """
 
     def __init__(self, read: Callable[[str], WeightData], names: Mapping[str, str]) -> None:
@@ -59,16 +59,16 @@ class StoredTensors(Mapping[str, WeightData]):
 
 @dataclass(frozen=True)
 class Merge:
-    """An adapter that fits the files of its base.
+    """An adapter together with the base weights that it is merged into.
 
     Args:
-        adapter: The adapter, with the names of these files.
-        stored_weights: The weights of the files, with biases of 0 where only the adapter has some.
+        adapter: The adapter, converted to the names of the base's files.
+        stored_weights: The weights of the files, plus zero biases where only the adapter has a bias.
         values: The keys of config.json.
         tied: Whether the output layer of the base is tied to its embedding.
-        is_changed: Whether keys of config.json have other values than before.
-        zeros: Those biases by the names of the files.
-        biases: The decoder's names of them.
+        is_changed: Whether `values` differ from the base's config.json.
+        zeros: The added zero biases by their names in the files.
+        biases: The decoder's names of the added biases.
     """
 
     adapter: Adapter
@@ -81,14 +81,14 @@ class Merge:
 
 
 class MergeBase:
-    """The files of a model.
+    """The base model of a merge.
 
     Args:
         model: The class of the architecture.
-        values: The keys of config.json, or those that the metadata of a GGUF file stands for.
-        stored_weights: The weights by the names of the files.
+        values: The keys of config.json, or their equivalents from the metadata of a GGUF file.
+        stored_weights: The weights by their names in the files.
         shapes: Their shapes in elements.
-        is_gguf: Whether the names are those of GGUF files.
+        is_gguf: Whether the files are GGUF files.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class MergeBase:
         own = {self.names.own_name(name): name for name in model.own_weights(dict(shapes))}
         weights = StoredTensors(stored_weights.__getitem__, own)
         self.shape = config = self._config(values)
-        """The shape as config.json describes it."""
+        """The configuration as config.json describes it."""
         if is_gguf:
             permuted = any(form.permuted for form in model.gguf)
             config = gguf_layout(config, weights, permuted)
@@ -128,13 +128,13 @@ class MergeBase:
         return self.model.config_class.from_huggingface(HuggingFaceConfig(values))
 
     def fit(self, adapter: Adapter) -> Merge:
-        """An adapter of either kind of files with the names of these.
+        """Converts an adapter of either file format to the names of this base, and adds the biases that it needs.
 
         Args:
             adapter: The adapter.
 
         Raises:
-            AdapterError: It does not fit, or has biases that files of the architecture cannot hold.
+            AdapterError: The adapter does not fit, or has biases that the architecture's files cannot represent.
         """
         rows, tied = self._stored_rows(), self.base.config.tie_word_embeddings
         table = next(
@@ -142,9 +142,9 @@ class MergeBase:
         )
         head = output_name(self.is_gguf)
         if tied and table is not None and head not in self.shapes:
-            # an adapter of the output layer has a weight of its own there
+            # an adapter of the output layer unties it from the embedding
             rows.append(StoredRows(head.removesuffix(".weight"), table.count))
-        own = in_names_of(adapter, self.base, rows, self.names, self.shape)
+        own = convert_names(adapter, self.base, rows, self.names, self.shape)
         values, is_changed = self.values, False
         if tied and unties(own, self.names):
             values, is_changed = _with_keys(values, {"tie_word_embeddings": False}), True
@@ -163,17 +163,17 @@ class MergeBase:
         return Merge(own, stored_weights, values, tied, True, added, biases)
 
     def _stored_rows(self) -> list[StoredRows]:
-        """The rows of the matrices of the files."""
+        """The rows of the matrices in the files."""
         rows: list[StoredRows] = []
-        turned = self.names.transposed_weights
+        transposed = self.names.transposed_weights
         for name in self.model.own_weights(dict(self.shapes)):
             shape, own = self.shapes[name], self.names.own_name(name)
             module = name.removesuffix(".weight")
-            outputs = shape[-1] if own.endswith(turned) else shape[-2] if len(shape) > 1 else 0
+            outputs = shape[-1] if own.endswith(transposed) else shape[-2] if len(shape) > 1 else 0
             if len(shape) == 2 and name.endswith(".weight"):
                 rows.append(StoredRows(module, outputs))
             elif len(shape) == 3 and ".experts." in own:
-                # names of parameters lack the end, which only renaming adds
+                # names of bare parameters lack ".weight", which renaming would append
                 plain = None if name.endswith(".weight") else own
                 rows.append(StoredRows(module, outputs, shape[0], plain))
         return rows
@@ -181,10 +181,13 @@ class MergeBase:
     def _added_biases(
         self, adapter: Adapter, modules: list[str], rows: list[StoredRows]
     ) -> tuple[dict[str, bool], dict[str, np.ndarray[Any, Any]], tuple[str, ...]]:
-        """The keys of config.json that give modules biases, zeros for them by their names, and the decoder's names.
+        """Finds keys of config.json that enable biases of the given modules.
+
+        Returns:
+            The keys with their values, zero biases by their names in the files, and the decoder's names of the biases.
 
         Raises:
-            AdapterError: No key of the architecture does.
+            AdapterError: No combination of keys enables them.
         """
         counts = {row.module: row.count for row in rows}
         before = self._names_with(()) or set()
@@ -201,7 +204,7 @@ class MergeBase:
                 new = {name.removesuffix(".bias"): name for name in names - before}
                 if not needed <= set(new.values()) or not before <= names:
                     continue
-                # a norm or a weight of its own would need values
+                # a new norm or matrix would need values that nobody has
                 if any(site == name or site not in owner for site, name in new.items()):
                     continue
                 zeros = {
@@ -216,20 +219,20 @@ class MergeBase:
         )
 
     def _names_with(self, keys: Sequence[str]) -> set[str] | None:
-        """The decoder's names with more keys of config.json that are true; None: the model refuses one."""
+        """The decoder's weight names when these keys of config.json are true; None if the model rejects one."""
         try:
             return self.names_of(_with_keys(self.values, dict.fromkeys(keys, True)))
         except ModelFilesError:
             return None
 
     def names_of(self, values: dict[str, Any]) -> set[str]:
-        """The decoder's names of the weights of a model.
+        """The decoder's weight names for a config.json.
 
         Args:
-            values: The keys of its config.json.
+            values: The keys of the config.json.
 
         Raises:
-            ModelFilesError: A value does not fit the architecture.
+            ModelFilesError: The architecture does not support a value.
         """
         config = self._config(values)
         params = config.cache_params(DType.float32, 128)
@@ -237,7 +240,7 @@ class MergeBase:
 
 
 def _with_keys(values: dict[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of config.json with other values, in the part of a composite model's text too."""
+    """Returns config.json with keys replaced, also in the text part of a composite model."""
     text = values.get("text_config")
     inner = {"text_config": _with_keys(text, keys)} if isinstance(text, dict) else {}
     return {**values, **inner, **keys}

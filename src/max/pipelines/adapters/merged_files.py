@@ -1,4 +1,4 @@
-"""Models with an adapter in their weights, written as folders and as GGUF files."""
+"""Writes models with a merged adapter, as safetensors folders and as GGUF files."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["merge_file", "merge_folder", "merged_export"]
 
 
 def merge_folder(folder: Path, out: Path, adapter: Adapter) -> int:
-    """Writes a copy of a model's folder with an adapter in its weights.
+    """Writes a copy of a model's folder with an adapter merged into its weights.
 
     Args:
         folder: The model, with weights in safetensors files.
         out: The new folder; it must not exist.
-        adapter: The adapter, of either kind of files.
+        adapter: The adapter, from PEFT or GGUF files.
 
     Returns:
-        The bytes of the weights.
+        The size of the weights in bytes.
 
     Raises:
-        AdapterError: The adapter does not fit, the model takes none, or the folder exists.
+        AdapterError: The adapter does not fit, the model supports none, or the folder exists.
     """
     if out.exists():
         raise AdapterError(f"{out} exists", "Give the name of a new folder.")
@@ -53,11 +53,11 @@ def merge_folder(folder: Path, out: Path, adapter: Adapter) -> int:
 def merged_export(
     folder: Path, adapter: Adapter, stored_weights: dict[str, WeightData], model: type[DecoderModel]
 ) -> tuple[DecoderConfig, dict[str, WeightData]]:
-    """The shape and the weights of a folder with an adapter, for `export_gguf`.
+    """The configuration and the weights of a folder with a merged adapter, for `export_gguf`.
 
     Args:
         folder: The model.
-        adapter: The adapter, of either kind of files.
+        adapter: The adapter, from PEFT or GGUF files.
         stored_weights: Its weights.
         model: The class of the architecture.
 
@@ -74,20 +74,20 @@ def merged_export(
 def merge_file(
     model_file: Path, out: Path, adapter: Adapter, session: InferenceSession, kind: str | None
 ) -> int:
-    """Writes a copy of a GGUF file with an adapter in its tensors; metadata and other tensors stay as they are.
+    """Writes a copy of a GGUF file with an adapter merged into its tensors; metadata and other tensors are copied.
 
     Args:
         model_file: The model.
         out: The new file.
-        adapter: The adapter, of either kind of files.
+        adapter: The adapter, from PEFT or GGUF files.
         session: Compiles and runs the encoding kernels.
-        kind: The type of the matrices that change; None: they keep theirs.
+        kind: The type of the changed matrices; None: they keep theirs.
 
     Returns:
-        The bytes of the tensors.
+        The size of the tensors in bytes.
 
     Raises:
-        AdapterError: The adapter does not fit, or the model takes none.
+        AdapterError: The adapter does not fit, or the model supports none.
         ModelFilesError: `out` is the model.
     """
     file = open_gguf(model_file)
@@ -124,7 +124,7 @@ def _model_of(source: HuggingFaceConfig) -> type[DecoderModel]:
     """The class of a model's architecture.
 
     Raises:
-        AdapterError: It is no decoder.
+        AdapterError: The architecture is not a decoder.
     """
     names = source.architectures
     PIPELINE_REGISTRY.load_own(names)
@@ -138,7 +138,7 @@ def _model_of(source: HuggingFaceConfig) -> type[DecoderModel]:
 
 
 def _zeros(name: str, value: WeightData, base: MergeBase) -> NewTensor:
-    """A bias of 0, beside those that an adapter has."""
+    """A zero bias, for a projection that shares a config.json key with one whose bias the adapter changes."""
 
     def values() -> Floats:
         return value.to_buffer().to_numpy()
@@ -148,10 +148,10 @@ def _zeros(name: str, value: WeightData, base: MergeBase) -> NewTensor:
 
 
 def _check_biases(path: Path, base: MergeBase, merge: Merge) -> None:
-    """Checks that a file is read with the biases that were added to it; else it is removed.
+    """Checks that a reader of the file expects the added biases; otherwise removes the file.
 
     Raises:
-        AdapterError: It is not.
+        AdapterError: The architecture's GGUF files have no such bias.
     """
     if not merge.biases:
         return

@@ -13,7 +13,7 @@ from max._lazy import lazy_module
 from max.pipelines.adapters.adapter import Adapter, AdapterError, Array
 from max.pipelines.adapters.experts import experts_name, matrices_of, turned_experts
 from max.pipelines.adapters.layout import EXPERTS, HEADS, AdapterLayout, Site
-from max.pipelines.adapters.probes import StoredRows, origins
+from max.pipelines.adapters.row_origins import StoredRows, origins
 from max.pipelines.adapters.terms import AdapterBase, Floats, SiteTerms
 from max.pipelines.adapters.whole_weights import saved_terms
 from max.pipelines.core.exceptions import WeightsError

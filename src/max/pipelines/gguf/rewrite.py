@@ -1,4 +1,4 @@
-"""Writes a GGUF file with other values of some tensors: metadata and all other tensors are copied as they are."""
+"""Copies a GGUF file with new values for some tensors; metadata and all other tensors are copied unchanged."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from max.pipelines.gguf.file_writer import GGUFEntry, write_gguf
 __all__ = ["NewTensor", "rewrite_gguf"]
 
 _FLOATS = {"F32": np.float32, "F64": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-"""The dtypes in which tensors of floats are written."""
+"""The dtype in which new values of each float type are written."""
 _WRITABLE = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0")
-"""The types of blocks that are written as they are read."""
+"""The block types that have an encoder."""
 _NEAREST = {
     "Q4_1": "Q5_K", "Q5_0": "Q6_K", "Q5_1": "Q6_K", "Q8_1": "Q8_0", "Q8_K": "Q8_0",
 }  # fmt: skip
-"""The types that take the place of others, with no fewer bits; all further ones have at most those of Q4_K."""
+"""Replacements of block types without an encoder, with at least as many bits; Q4_K replaces all others."""
 
 
 @dataclass(frozen=True)
 class NewTensor:
-    """Values of a tensor.
+    """New values of a tensor.
 
     Args:
         shape: The shape.
-        values: Computes the values, float32.
-        like: The name of a tensor of the file whose type it takes; empty: float32.
+        values: Computes the values as float32.
+        like: The tensor of the file whose type it gets; empty: float32.
         own_name: The decoder's name of the weight.
     """
 
@@ -57,21 +57,21 @@ def rewrite_gguf(
     session: InferenceSession,
     kind: str | None = None,
 ) -> int:
-    """Writes a copy of a file with other values of some tensors.
+    """Writes a copy of a file with new values for some tensors.
 
     Args:
-        file: The file, with all of its parts.
+        file: The file, including all parts of a split file.
         path: The new file.
-        new_tensors: The new tensors by name; those that the file lacks follow its own.
+        new_tensors: The new tensors by name; names that the file lacks are appended.
         session: Compiles and runs the encoding kernels.
-        kind: The type of new matrices, such as ``q8_0``; None: that of the tensor in the file, or if it cannot be
-            written, one with at least as many bits.
+        kind: The type of new matrices, such as ``q8_0``; None: the tensor's type in the file, or if that has no
+            encoder, one with at least as many bits.
 
     Returns:
-        The bytes of the tensors.
+        The size of the tensors in bytes.
 
     Raises:
-        ModelFilesError: The path is that of the file, or a tensor has values that its type does not hold.
+        ModelFilesError: `path` is the file itself, or a tensor's type is unknown or not numeric.
     """
     if path.exists() and path.samefile(file.path):
         raise ModelFilesError(f"{path} is the model itself", "Give the name of a new file.")
@@ -92,7 +92,7 @@ def rewrite_gguf(
         )
     further = (name for name in new_tensors if name not in file.tensors)
     entries += [_entry(file, name, new_tensors[name], quantizer, kind) for name in further]
-    # the copy has one part, and the writer's alignment
+    # the copy is a single file with the writer's alignment
     metadata = {
         key: value
         for key, value in file.stored_metadata.items()
@@ -105,10 +105,10 @@ def rewrite_gguf(
 def _entry(
     file: GGUFFile, name: str, new: NewTensor, quantizer: Quantizer, kind: str | None
 ) -> GGUFEntry:
-    """The entry of a tensor in the type of that which it is like."""
+    """Encodes a new tensor."""
     stored = file.tensors[new.like].type_name if new.like else "F32"
     chosen = stored if stored in (*_FLOATS, *_WRITABLE) else _NEAREST.get(stored, "Q4_K")
-    # vectors and small matrices such as those of routers keep their type
+    # vectors and small matrices, such as routers, keep their type
     if kind and encoding_for(new.own_name, new.shape, "q8_0"):
         chosen = (encoding_for(new.own_name, new.shape, kind) or kind).upper()
     if chosen in _FLOATS:

@@ -1,7 +1,7 @@
-"""Adapters with the names of other files: those of GGUF for a base in safetensors files, and the other way round.
+"""Converts adapters between the tensor names and layouts of safetensors and GGUF files, to merge them into either.
 
-Both kinds of files have their own names for a product of the decoder, and may join several products, or store the rows
-of heads in another order. `origins` tells both where a product's rows are; the changes go from one place to the other.
+The two formats name the decoder's projections differently, fuse different ones, and may permute the rows of heads.
+`origins` maps each projection to its rows in both; low-rank updates are moved accordingly.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from max.pipelines.adapters.adapter import Adapter, AdapterError, Array, LowRank
 from max.pipelines.adapters.experts import turned_experts
 from max.pipelines.adapters.merge import StoredNames
 from max.pipelines.adapters.placement import adapter_rows, row_order
-from max.pipelines.adapters.probes import Origin, StoredRows, origins
+from max.pipelines.adapters.row_origins import Origin, StoredRows, origins
 from max.pipelines.adapters.terms import AdapterBase, Floats
 from max.pipelines.core.exceptions import WeightsError
 from max.pipelines.gguf.tensor_writer import norm_offset
 from max.pipelines.models.blocks.latent_attention import LatentForm
 from max.pipelines.models.decoder.config import DecoderConfig
 
-__all__ = ["in_names_of"]
+__all__ = ["convert_names"]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The change of a product of the decoder.
+    """The low-rank update of one projection of the decoder.
 
     Args:
-        low_rank: The change of its module.
-        source: Its rows in the adapter.
+        low_rank: The update of the adapter's module.
+        source: The projection's rows in the adapter.
         target: Its rows in the base's files.
-        order: The order of the rows in the base, of those in the adapter; None: the same.
+        order: The permutation from the adapter's rows to those of the base; None: the identity.
     """
 
     low_rank: LowRank
@@ -45,37 +45,37 @@ class _Part:
     order: npt.NDArray[np.int64] | None
 
     def rows_of(self, values: Array) -> Floats:
-        """The rows of B, or of a vector of outputs, in the order of the base."""
+        """The rows of B, or elements of a per-output vector, in the order of the base."""
         rows = values.astype(np.float32)[self.source.rows]
         return rows if self.order is None else rows[self.order]
 
     @property
     def matrices(self) -> tuple[Floats, Floats]:
-        """A, and B with the scale."""
+        """A ``[rank, inputs]``, and B ``[rows, rank]`` multiplied by the scale."""
         a, b = self.low_rank.a, self.low_rank.b
         if a.ndim == 3:
             a, b = a[self.source.expert], b[self.source.expert]
         return a.astype(np.float32), self.rows_of(b) * np.float32(self.low_rank.scale)
 
 
-def in_names_of(
+def convert_names(
     adapter: Adapter,
     base: AdapterBase,
     rows: Sequence[StoredRows],
     names: StoredNames,
     shape: DecoderConfig,
 ) -> Adapter:
-    """An adapter with the names of the base's files.
+    """Converts an adapter to the tensor names and layouts of the base's files.
 
     Args:
         adapter: The adapter.
         base: The base.
-        rows: The rows of the matrices of its files.
+        rows: The rows of the matrices in its files.
         names: The names of its weights in them.
-        shape: The shape of the model as a folder has it, for offsets that GGUF files add to the weights of norms.
+        shape: The configuration of the safetensors folder, for the offsets that GGUF files add to norm weights.
 
     Raises:
-        AdapterError: A tensor has no weight in the files, or one that both kinds of files store differently.
+        AdapterError: A tensor has no corresponding weight in the files, or one whose layout cannot be converted.
     """
     stored = {row.module for row in rows}
     if adapter.is_gguf == base.is_gguf and all(
@@ -125,9 +125,9 @@ def in_names_of(
 
 
 def _latent_parts(site: str, low_rank: LowRank, base: AdapterBase) -> dict[str, LowRank]:
-    """The changes of the two weights of GGUF files that expand latents, for that of a folder's one.
+    """Splits an update of ``kv_b_proj`` into updates of the two weights that GGUF files have in its place.
 
-    Files have the keys as ``[heads, latent, key]`` and the values as ``[heads, value, latent]``.
+    These are ``k_b`` of shape ``[heads, latent, key]`` and ``v_b`` of shape ``[heads, value, latent]``.
     """
     layer = site.rpartition(".")[0]
     names = [f"{layer}.{part}_b_proj.weight" for part in ("k", "v")]
@@ -141,9 +141,9 @@ def _latent_parts(site: str, low_rank: LowRank, base: AdapterBase) -> dict[str, 
     a, b = low_rank.a.astype(np.float32), low_rank.b.astype(np.float32)
     parts = b.reshape(heads, plain + form.value_dim, low_rank.rank)
     of_heads = np.broadcast_to(a, (heads, *a.shape))
-    # [heads, latent, key]: the product is transposed, so that both factors change places
-    turned = np.swapaxes(parts[:, :plain], 1, 2), np.swapaxes(of_heads, 1, 2)
-    changes = (turned, (of_heads, parts[:, plain:]))
+    # [heads, latent, key] is the transposed product, so the factors swap
+    transposed = np.swapaxes(parts[:, :plain], 1, 2), np.swapaxes(of_heads, 1, 2)
+    changes = (transposed, (of_heads, parts[:, plain:]))
     return {
         base.weights[name].name.removesuffix(".weight"): LowRank(
             low_rank.tensor, *change, low_rank.scale
@@ -155,14 +155,17 @@ def _latent_parts(site: str, low_rank: LowRank, base: AdapterBase) -> dict[str, 
 def _order(
     adapter: Adapter, base: AdapterBase, site: str, count: int
 ) -> npt.NDArray[np.int64] | None:
-    """The order of a product's rows in the base, of those in the adapter."""
+    """The permutation from a projection's rows in the adapter to those in the base; None: the identity."""
     if adapter.is_gguf == base.is_gguf:
         return None
     return row_order(base, site, count, is_gguf=adapter.is_gguf)
 
 
 def _join(rows: StoredRows, parts: Sequence[_Part]) -> LowRank:
-    """The change of a weight of the files that has the rows of some products."""
+    """Combines the updates of projections that share one weight of the files into one update of that weight.
+
+    Its rank is the sum of theirs: A is stacked, and B is zero outside of each projection's rows.
+    """
     experts = rows.experts or 1
     by_expert: list[list[_Part]] = [[] for _ in range(experts)]
     for part in parts:
@@ -171,7 +174,7 @@ def _join(rows: StoredRows, parts: Sequence[_Part]) -> LowRank:
     a = np.zeros((experts, rank, parts[0].low_rank.a.shape[-1]), np.float32)
     b = np.zeros((experts, rows.count, rank), np.float32)
     bias = np.zeros(rows.count, np.float32)
-    # NaN: the row takes no length
+    # NaN: the row has no DoRA magnitude
     magnitude = np.full(rows.count, np.nan, np.float32)
     for number, own in enumerate(by_expert):
         at = 0
@@ -205,10 +208,10 @@ def _saved_weights(
     names: StoredNames,
     shape: DecoderConfig,
 ) -> dict[str, Array]:
-    """The whole weights of an adapter by the names, and in the form, of the base's files.
+    """Converts the weights that an adapter replaces completely (`modules_to_save`).
 
     Raises:
-        AdapterError: One has no weight of its own there.
+        AdapterError: One has no weight of its own in the base's files.
     """
     if not adapter.saved_weights or adapter.is_gguf == base.is_gguf:
         return dict(adapter.saved_weights)

@@ -1,7 +1,7 @@
-"""The contents of adapters that are in no slot, in a file without a name: what was read and checked is not read again.
+"""An LRU cache of the packed contents of adapters that have no slot, in an unnamed temporary file.
 
-Only this process reaches the file, and the system frees it when the process ends, however it ends. Its pages are in
-the system's cache of files, which gives them up when others need memory.
+It avoids reading, validating and packing an adapter again. Only this process can open the file, and the kernel frees it
+when the process ends. Its pages are in the page cache, which the kernel reclaims under memory pressure.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from typing import BinaryIO
 from max._dataclass import dataclass
 from max._host.cache_folders import cache_dir
 
-__all__ = ["KeptContents"]
+__all__ = ["ContentCache"]
 
 _AT_ONCE = 512
-"""The most pieces of a system call; systems take at least 1024."""
+"""The maximum number of buffers per system call; systems support at least 1024."""
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Where contents are in the file."""
+    """The byte range of an entry in the file."""
 
     begin: int
     end: int
 
 
-class KeptContents:
-    """Contents by their digests, up to some bytes: those that were used least recently go first. It is thread-safe.
+class ContentCache:
+    """A thread-safe cache keyed by digest; it evicts the least recently used entries.
 
-    What cannot be written, as on a full disk or where the system writes no pieces (Windows), is not kept.
+    Entries that cannot be written, for example on a full disk or on Windows (no ``pwritev``), are not stored.
 
     Args:
-        limit: The most bytes.
+        limit: The maximum total size in bytes.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._file: BinaryIO | None = None
-        # the least recently used ones first
+        # least recently used first
         self._spans: OrderedDict[str, _Span] = OrderedDict()
 
     def has(self, digest: str) -> bool:
-        """Whether contents are kept; then the system is asked to have them in memory."""
+        """Whether an entry is stored; if so, the kernel starts to read it ahead."""
         with self._lock:
             span = self._spans.get(digest)
             if span is None or self._file is None:
@@ -60,11 +60,11 @@ class KeptContents:
             return True
 
     def keep(self, digest: str, pieces: Sequence[memoryview]) -> None:
-        """Writes contents, unless they are there.
+        """Stores an entry, unless it exists.
 
         Args:
-            digest: Their digest.
-            pieces: Their bytes.
+            digest: Its digest.
+            pieces: Its bytes.
         """
         if not hasattr(os, "pwritev"):
             return
@@ -89,11 +89,11 @@ class KeptContents:
             self._spans[digest] = _Span(begin, begin + size)
 
     def restore(self, digest: str, pieces: Sequence[memoryview]) -> bool:
-        """Reads contents into memory; gives whether they are there, else the memory may have a part of them.
+        """Reads an entry into buffers; returns whether it succeeded. On failure the buffers are undefined.
 
         Args:
-            digest: Their digest.
-            pieces: Memory for as many bytes as were kept.
+            digest: Its digest.
+            pieces: Buffers of the total size that was stored.
         """
         with self._lock:
             span = self._spans.get(digest)
@@ -109,12 +109,12 @@ class KeptContents:
             return False
 
     def forget(self, digest: str) -> None:
-        """Gives up contents, if they are kept."""
+        """Removes an entry, if it exists."""
         with self._lock:
             self._spans.pop(digest, None)
 
     def _room(self, size: int) -> int | None:
-        """The begin of a gap of `size` bytes; gives up others for it. None: there cannot be one."""
+        """The offset of `size` free bytes, evicting entries if necessary; None if `size` exceeds the limit."""
         if size > self._limit:
             return None
         while True:
@@ -134,7 +134,7 @@ def _moved(
     pieces: Sequence[memoryview],
     at: int,
 ) -> bool:
-    """Moves pieces from or to a place of a file; gives whether all bytes were."""
+    """Reads or writes buffers at an offset of a file; returns whether all bytes were transferred."""
     for first in range(0, len(pieces), _AT_ONCE):
         part = pieces[first : first + _AT_ONCE]
         size = sum(piece.nbytes for piece in part)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max.pipelines.adapters import kept_contents
+from max.pipelines.adapters import content_cache
 from max.pipelines.adapters import manager as adapter_manager
 from max.pipelines.adapters.adapter import AdapterError
-from max.pipelines.adapters.kept_contents import KeptContents
+from max.pipelines.adapters.content_cache import ContentCache
 from max.pipelines.generation.generation import Generation
 from tests.adapters.test_pipelines import context, pipeline
 from tests.adapters.tiny_chat import make_adapter
@@ -27,7 +27,7 @@ def pieces_of(contents: bytes | bytearray, count: int) -> list[memoryview]:
     return [view[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
-def restored(kept: KeptContents, digest: str, size: int, count: int = 3) -> bytes | None:
+def restored(kept: ContentCache, digest: str, size: int, count: int = 3) -> bytes | None:
     memory = bytearray(size)
     return bytes(memory) if kept.restore(digest, pieces_of(memory, count)) else None
 
@@ -35,7 +35,7 @@ def restored(kept: KeptContents, digest: str, size: int, count: int = 3) -> byte
 def test_random_contents() -> None:
     """The least recently used contents are evicted first; kept ones are restored whole, however they are split."""
     rng, limit = np.random.default_rng(2), 4000
-    kept, expected = KeptContents(limit), dict[str, bytes]()
+    kept, expected = ContentCache(limit), dict[str, bytes]()
     missing = 0
     for _ in range(600):
         digest = str(rng.integers(0, 14))
@@ -60,7 +60,7 @@ def test_random_contents() -> None:
 
 
 def test_the_least_recently_used_go_first() -> None:
-    kept = KeptContents(30)
+    kept = ContentCache(30)
     for name in "abc":
         kept.keep(name, [memoryview(name.encode() * 10)])
     assert restored(kept, "a", 10) == b"a" * 10
@@ -77,7 +77,7 @@ def test_the_least_recently_used_go_first() -> None:
 def test_systems_that_write_no_pieces_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pwritev", "preadv"):
         monkeypatch.delattr(os, name)
-    kept = KeptContents(1000)
+    kept = ContentCache(1000)
     kept.keep("a", pieces_of(bytes(100), 2))
     assert not kept.has("a") and restored(kept, "a", 100) is None
 
@@ -86,11 +86,11 @@ def test_files_that_cannot_be_written_or_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(kept_contents, "cache_dir", lambda: tmp_path / "file")
-    kept = KeptContents(100)
+    monkeypatch.setattr(content_cache, "cache_dir", lambda: tmp_path / "file")
+    kept = ContentCache(100)
     kept.keep("a", [memoryview(b"abc")])
     assert not kept.has("a") and restored(kept, "a", 3) is None
-    monkeypatch.setattr(kept_contents, "cache_dir", lambda: tmp_path / "new" / "folder")
+    monkeypatch.setattr(content_cache, "cache_dir", lambda: tmp_path / "new" / "folder")
     kept.keep("a", [memoryview(b"abc")])
     assert kept.has("a") and not list((tmp_path / "new" / "folder").iterdir())
     assert kept._file is not None

@@ -1,4 +1,8 @@
-"""Where the rows of files' weights are in a decoder: numbered rows are renamed and split as the weights are."""
+"""Maps the decoder's projections to rows of weights in files.
+
+It passes probe weights, whose elements are row numbers, through the code that renames and splits real weights, so that
+the mapping needs no description of its own for each family.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +23,18 @@ from max.pipelines.models.decoder.fused_weights import split_fused
 __all__ = ["Origin", "StoredRows", "origins"]
 
 _SHIFT = 1 << 24
-"""The factor of a weight's number in a probe: a float64 holds it beside the number of a row."""
+"""The stride of weight numbers in probes: ``number * _SHIFT + row`` is exact in float64."""
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """The rows of a weight of a file.
+    """The rows of a weight in a file.
 
     Args:
         module: Its name without ``.weight``.
-        count: The number of outputs; of a table, of its rows.
-        experts: The number of experts whose weights it holds; None: it is no weight of experts.
-        own_name: The decoder's name, for a weight that renaming would not know; None: it is renamed.
+        count: The number of outputs, or of rows of an embedding table.
+        experts: The number of experts that it stacks; None: it is not a stack of experts.
+        own_name: The decoder's name, for a weight that the family's renaming does not handle; None: it is renamed.
     """
 
     module: str
@@ -41,13 +45,13 @@ class StoredRows:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows of a product of the decoder come from.
+    """The origin of each row of a projection.
 
     Args:
-        module: The name of the module that has the first row.
-        expert: The expert of the module's weight; None: it is no weight of all experts.
-        owners: The index of the module of each row, int64 ``[rows]``.
-        rows: The row in its module, int64 ``[rows]``.
+        module: The module of the first row.
+        expert: The index in the module's stack of experts; None: it is not a stack of experts.
+        owners: The index of each row's module, int64 ``[rows]``.
+        rows: Each row's index in its module, int64 ``[rows]``.
     """
 
     module: str
@@ -64,7 +68,7 @@ class Origin:
 def origins(
     weights: Sequence[StoredRows], base: AdapterBase, *, is_gguf: bool
 ) -> Iterator[tuple[str, Origin]]:
-    """Yields the names of the decoder's products with the origins of their rows; experts have names of their own.
+    """Yields the names of the decoder's projections, one per expert, with the origins of their rows.
 
     Args:
         weights: The weights of the files.
@@ -79,7 +83,7 @@ def origins(
     renamed: dict[str, WeightData] = {}
     for number, weight in enumerate(weights):
         name = f"{weight.module}.weight"
-        # each row has its own number: renaming and splitting show where it goes
+        # unique row numbers, which show where renaming and splitting move each row
         if weight.count >= _SHIFT:
             raise AdapterError(f"{name} has {weight.count} rows, too many")
         probe = (number * _SHIFT + np.arange(weight.count, dtype=np.float64))[:, None]  # [rows, 1]
@@ -101,15 +105,15 @@ def origins(
 def _origins_of(
     weights: Sequence[StoredRows], split: Mapping[str, WeightData]
 ) -> Iterator[tuple[str, Origin]]:
-    """The origins of the rows of probes by the decoder's names."""
+    """Reads the row numbers of renamed and split probes back."""
     for name, value in split.items():
         array = Tensor.from_dlpack(value.data).to_numpy()
-        # what renaming adds, such as constants, is no probe
+        # renaming may add constants, which are no probes
         if not name.endswith(".weight") or array.ndim not in (2, 3) or array.dtype != np.float64:
             continue
         stem, stacked = name.removesuffix(".weight"), array.ndim == 3
         for position, part in enumerate(array if stacked else array[None]):
-            # a weight in another form than that of a matrix
+            # a weight with another layout than a matrix
             if part.shape[1] != 1:
                 continue
             numbers = part[:, 0].astype(np.int64)
