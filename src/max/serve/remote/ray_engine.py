@@ -21,31 +21,31 @@ from max.serve.routers.address import DoorAddress
 logger = logging.getLogger("max.serve")
 
 OWNER_S = 120.0
-"""Seconds without a sign of the owner after which an engine that outlives it ends, if none has connected."""
+"""Seconds without a call of the owner after which an engine that outlives its owner ends, if none has connected."""
 LATER_IMPORTS = ("llvmlite.binding", "tokenizers")
-"""What each engine imports when it loads a model, besides its own modules."""
+"""The packages that each engine imports when it loads a model, besides its own modules."""
 _LOOK_S = 0.05
 _TELL_S = 15.0
-"""Seconds after which it is logged that a start waits."""
+"""Seconds after which a start that waits for resources is logged."""
 _ASK_S = 5.0
-"""Seconds that an actor takes at the most to say whether its engine has ended."""
+"""The timeout in seconds of a call that asks an actor whether its engine has ended."""
 
 
 def ray_module() -> Any:
-    """The module of Ray, which takes long to import."""
+    """Imports Ray, which takes seconds."""
     import ray  # pyright: ignore[reportMissingImports]
 
     return ray
 
 
 class EngineAddress(NamedTuple):
-    """Where an engine is.
+    """The address of an engine.
 
     Args:
-        host: Its address.
+        host: The IP address of its machine.
         port: Its port.
         node: The cluster's identifier of its machine.
-        cache: Where engines on other machines get entries of its cache.
+        cache: The address of its cache for engines on other machines.
     """
 
     host: str
@@ -55,12 +55,12 @@ class EngineAddress(NamedTuple):
 
 
 class EngineActor:
-    """What runs on the machine of a replica.
+    """The process of an engine on a machine of the cluster.
 
     Args:
-        key: The key that the server must know.
-        cpus: The cores that the engine may use.
-        outlives_owner: Whether it waits for the next owner if the first one is lost, and ends itself when none comes.
+        key: The key that the server must present.
+        cpus: The number of cores that the engine may use.
+        outlives_owner: Whether it waits for a new owner if the first one is lost, and ends itself when none connects.
     """
 
     def __init__(self, key: bytes, cpus: int, outlives_owner: bool = False) -> None:
@@ -74,18 +74,18 @@ class EngineActor:
             threading.Thread(target=self._end_alone, name="owner", daemon=True).start()
 
     def _take_cores(self) -> None:
-        """Lets this thread, and those that it starts, run on the engine's cores, and as Ray itself does."""
+        """Pins this thread and the threads that it starts to the engine's cores, with the niceness of Ray itself."""
         if self._cores.cores:
             os.sched_setaffinity(0, self._cores.cores)
-        # Ray starts actors with a niceness of 15; less needs a right, or `RAY_worker_niceness=0 ray start`
+        # Ray starts actors with a niceness of 15; lowering it needs privileges, or `RAY_worker_niceness=0 ray start`
         with contextlib.suppress(OSError):
             of_ray = os.getpriority(os.PRIO_PROCESS, os.getppid())
             os.setpriority(os.PRIO_PROCESS, 0, of_ray)
 
     def _end_alone(self) -> None:
-        """Ends the process if no owner connects, and after the engine has ended: nobody else may do it.
+        """Ends the process if no owner connects, and after the engine has ended: without an owner nobody else does.
 
-        One that is kept ready has no owner, but is asked all the time.
+        An engine that is kept ready has no owner, but `has_ended` is called on it regularly.
         """
         while (left := self._asked_at + OWNER_S - time.monotonic()) > 0:
             if self._host.has_owner.wait(left):
@@ -94,7 +94,7 @@ class EngineActor:
         end_soon()
 
     def address(self) -> EngineAddress:
-        """Where it is."""
+        """The engine's address."""
         self._asked_at = time.monotonic()
         ray = ray_module()
         host, cache = ray.util.get_node_ip_address(), self._host.shared_cache
@@ -106,11 +106,11 @@ class EngineActor:
 
         Args:
             settings: The settings of its worker.
-            cpus: The cores of an engine that was started without any.
+            cpus: The number of cores of an engine that was started without any.
         """
         if cpus:
             self._cores = ClaimedCores(cpus)
-        # a thread of Ray's own
+        # the method runs on a thread of Ray
         self._take_cores()
         try:
             self._host.run(settings, self._outlives_owner)
@@ -118,21 +118,21 @@ class EngineActor:
             self._ended.set()
 
     def prepare(self) -> None:
-        """Does what each load of a model needs, before it is known which one is loaded."""
+        """Imports what every model needs, before it is known which model will be loaded."""
         for name in LATER_IMPORTS:
             importlib.import_module(name)
 
     def reserve(self, cpus: int, seconds: int) -> Any:
         """Reserves cores of this machine for an engine that was started without any.
 
-        Ray frees them with this process and the job of the owner that has started it, whichever lives longer.
+        Ray frees them when both this process and the job of the owner that started it have ended.
 
         Args:
-            cpus: Their number.
-            seconds: The longest time that is waited for them, in whole seconds.
+            cpus: The number of cores.
+            seconds: The timeout, in whole seconds.
 
         Returns:
-            The placement group; None: they are not free.
+            The placement group; None if the cores are not free.
         """
         ray = ray_module()
         node = ray.get_runtime_context().get_node_id()
@@ -145,49 +145,51 @@ class EngineActor:
         return None
 
     def has_ended(self, timeout: float) -> bool:
-        """Whether the engine has ended; waits for it.
+        """Waits for the end of the engine; returns whether it has ended.
 
         Args:
-            timeout: The longest time in seconds.
+            timeout: The timeout in seconds.
         """
         self._asked_at = time.monotonic()
         return self._ended.wait(timeout)
 
 
 class ActorEngine:
-    """An actor of a cluster that is the process of an engine.
+    """The server's handle of an engine that runs as an actor of a cluster.
 
     Args:
         ray: The module.
         actor: The handle of the actor.
-        key: What its owner must know; empty: another process has started it.
-        name: Its name in the cluster, by which the next owner finds it; empty: it ends with this process.
+        key: The key that its owner must present; empty: another process has started it.
+        name: Its name in the cluster, by which a new owner finds it; empty: it ends with this process.
     """
 
     def __init__(self, ray: Any, actor: Any, key: bytes = b"", name: str = "") -> None:
         self._ray: Any = ray
         self._actor: Any = actor
-        self._asked: Any = None  # its address, and then whether it has ended
+        self._asked: Any = (
+            None  # the pending call: for the address first, then whether it has ended
+        )
         self.key = key
-        """What its owner must know."""
+        """The key that its owner must present."""
         self.name = name
         """Its name in the cluster."""
         self._cores: Any = None  # the placement group of an engine that was started without cores
         self.found: EngineAddress | None = None
-        """Its address; None: not known yet."""
+        """Its address; None until it is known."""
         self.config: Mapping[str, Any] = {}
-        """The configuration of its model, as far as it is known."""
-        # guards both: a handle that is used or freed after Ray has ended would end this process
+        """The configuration of its model, if known."""
+        # guards the handles: to use or free one after Ray has shut down would abort this process
         self._lock = threading.Lock()
 
     def address(self, timeout: float) -> EngineAddress:
-        """Its address.
+        """Waits until the engine's process has started; returns its address.
 
         Args:
-            timeout: The longest time in seconds until it says so.
+            timeout: The timeout in seconds.
 
         Raises:
-            TimeoutError: It does not say so in time, as no machine has room for it.
+            TimeoutError: It has not started in time, for example because no machine has free cores.
             OSError: It was ended meanwhile.
         """
         begin, is_told = time.monotonic(), False
@@ -216,7 +218,7 @@ class ActorEngine:
 
         Args:
             settings: The settings of its worker.
-            cpus: The cores of an engine that was started without any.
+            cpus: The number of cores of an engine that was started without any.
 
         Raises:
             OSError: It was ended meanwhile.
@@ -226,7 +228,7 @@ class ActorEngine:
             self._live_actor().run.remote(settings, cpus)
 
     def prepare(self) -> None:
-        """Lets it do what each load needs, beside whatever comes next.
+        """Starts the imports that every model needs, without waiting for them.
 
         Raises:
             OSError: It was ended meanwhile.
@@ -241,14 +243,14 @@ class ActorEngine:
         return self._actor
 
     def reserve(self, cpus: int, seconds: int) -> bool:
-        """Reserves cores of its machine for an engine that was started without any; returns whether they are free.
+        """Reserves cores of its machine for an engine that was started without any; returns whether that succeeded.
 
         Args:
-            cpus: Their number.
-            seconds: The longest time that is waited for them, in whole seconds.
+            cpus: The number of cores.
+            seconds: The timeout, in whole seconds.
 
         Raises:
-            TimeoutError: It does not answer.
+            TimeoutError: The actor does not respond.
         """
         asked, end = None, time.monotonic() + seconds + _ASK_S
         while time.monotonic() < end:
@@ -257,11 +259,11 @@ class ActorEngine:
                     return False
                 if asked is None:
                     asked = self._actor.reserve.remote(cpus, seconds)
-                # it waits for cores, and frees those that come too late
+                # the actor waits for cores, and frees those that it gets too late
                 if self._ray.wait([asked], timeout=_LOOK_S)[0]:
                     self._cores = self._ray.get(asked)
                     return self._cores is not None
-        raise TimeoutError("it does not say whether its machine has cores free")
+        raise TimeoutError("the actor does not respond whether its machine has free cores")
 
     def _free(self) -> None:
         if self._cores is not None:
@@ -269,10 +271,10 @@ class ActorEngine:
             self._cores = None
 
     def wait(self, timeout: float | None) -> None:
-        """Waits for its end.
+        """Waits for the end of the engine.
 
         Args:
-            timeout: The longest time in seconds; None: no limit.
+            timeout: The timeout in seconds; None: no limit.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while end is None or time.monotonic() < end:
@@ -281,12 +283,12 @@ class ActorEngine:
             time.sleep(_LOOK_S)
 
     def has_ended(self) -> bool:
-        """Whether it has ended, as far as that is known; does not wait for an answer."""
+        """Whether the engine is known to have ended; does not block."""
         with self._lock:
             return self._actor is None or self._says_ended()
 
     def _says_ended(self) -> bool:
-        """Whether the engine has ended; does not wait for an answer. The lock is held."""
+        """Whether the engine is known to have ended; does not block. The caller holds the lock."""
         if self._asked is None:
             self._asked = self._actor.has_ended.remote(_ASK_S)
         if not self._ray.wait([self._asked], timeout=0)[0]:
@@ -294,11 +296,11 @@ class ActorEngine:
         asked, self._asked = self._asked, None
         try:
             return self._ray.get(asked)
-        except Exception:  # the process is no more
+        except Exception:  # the process has died
             return True
 
     def end(self) -> None:
-        """Ends its process."""
+        """Kills the engine's process."""
         with self._lock, contextlib.suppress(Exception):  # it has ended already
             if self._actor is not None:
                 self._ray.kill(self._actor, no_restart=True)
@@ -306,6 +308,6 @@ class ActorEngine:
         self.forget()
 
     def forget(self) -> None:
-        """Frees the handles; Ray ends its actors when it ends itself."""
+        """Frees the handles; Ray kills its actors when it shuts down."""
         with self._lock:
             self._actor = self._asked = self._cores = None

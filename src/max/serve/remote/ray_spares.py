@@ -1,4 +1,4 @@
-"""Processes of a Ray cluster that are ready to run an engine: started, with its modules imported, without cores."""
+"""A pool of warm processes on a Ray cluster: started, with the engine's modules imported, without reserved cores."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ from max.serve.remote.ray_engine import ActorEngine
 logger = logging.getLogger("max.serve")
 
 START_S = 120.0
-"""The longest time in seconds until such a process is ready."""
+"""The timeout in seconds of a process's start."""
 RESERVE_S = 2
-"""Whole seconds, as Ray takes them, that a machine is asked for the cores of an engine; free ones take milliseconds."""
+"""The timeout of a reservation of cores, in whole seconds as Ray takes it; free cores take milliseconds."""
 REST_S = 3.0
-"""Seconds after a process was taken until the next one is started, which would slow down its load."""
+"""Seconds from the use of a process until the next one starts, which would slow down the first one's load."""
 LOOK_S = 0.5
-"""Seconds between two looks at them."""
+"""Seconds between two checks of the pool."""
 
 
 class Starter(Protocol):
-    """Starts and ends their processes; ``RayCluster`` implements it."""
+    """Starts and ends the processes of a pool; ``RayCluster`` implements it."""
 
     @property
     def excluded_nodes(self) -> Sequence[str]:
-        """The machines that are drained."""
+        """The machines that are being drained."""
         ...
 
     def start_spare(self, besides: Collection[str]) -> ActorEngine | None:
-        """Starts one; None: there is no machine besides some."""
+        """Starts a process on a machine that is not in `besides`; None if there is no such machine."""
         ...
 
     def end(self, engine: ActorEngine) -> None:
-        """Ends one."""
+        """Ends a process."""
         ...
 
 
 class Spares:
-    """Keeps a number of them; a thread replaces those that are taken, lost, or on a machine that is drained.
+    """A pool of warm processes; a thread replaces those that are taken, lost, or on a drained machine.
 
     Args:
-        starter: Starts and ends them.
-        count: Their number.
+        starter: Starts and ends processes.
+        count: The size of the pool.
     """
 
     def __init__(self, starter: Starter, count: int) -> None:
         self._starter, self._count = starter, count
         self._ready: list[ActorEngine] = []
-        self._starting: list[ActorEngine] = []  # one at the most
+        self._starting: list[ActorEngine] = []  # at most one
         self._lock = threading.Lock()
         self._taken_at = -REST_S
         self._closing = threading.Event()
         threading.Thread(target=self._keep, name="ready processes", daemon=True).start()
 
     def take(self, nodes: Collection[str], cpus: int) -> ActorEngine | None:
-        """One that is ready, with its cores reserved; None: no machine has one, or its cores are not free.
+        """Takes a process and reserves its cores; None if there is none, or its machine has no free cores.
 
         Args:
-            nodes: The machines that it may be on.
-            cpus: Its cores.
+            nodes: The machines that are allowed.
+            cpus: The number of cores to reserve.
         """
         with self._lock:
             self._taken_at = time.monotonic()
@@ -72,15 +72,15 @@ class Spares:
         try:
             if found[0].reserve(cpus, RESERVE_S):
                 return found[0]
-        except Exception as error:  # it is lost, or the cluster is
-            logger.info("a process that was ready is lost: %s", error)
+        except Exception as error:  # the process or the cluster is lost
+            logger.info("a warm process is lost: %s", error)
         self._starter.end(found[0])
         return None
 
     def close(self) -> None:
-        """Ends them, also one that is starting; none is started afterwards."""
+        """Ends all processes, including one that is starting; none is started afterwards."""
         self._closing.set()
-        with self._lock:  # what a look was about to start is known now
+        with self._lock:  # a concurrent check has registered the process that it started
             left, self._ready = [*self._ready, *self._starting], []
         for each in left:
             self._starter.end(each)
@@ -90,9 +90,9 @@ class Spares:
             try:
                 self._look()
             except Exception as error:
-                # as where no machine is left: the next look tries again
+                # for example when no machine is left: the next check tries again
                 if not self._closing.is_set():
-                    logger.info("no process is kept ready: %s", error)
+                    logger.info("the pool of warm processes has none: %s", error)
                 self._closing.wait(REST_S)
 
     def _look(self) -> None:
@@ -124,7 +124,7 @@ class Spares:
                 self._starting.remove(started)
 
     def _start(self) -> ActorEngine | None:
-        """Starts one; None: there are enough, one was taken just before, or no machine is left for it."""
+        """Starts a process; None if the pool is full, one was taken recently, or no machine is left."""
         with self._lock:
             is_early = time.monotonic() - self._taken_at < REST_S
             if self._closing.is_set() or len(self._ready) >= self._count or is_early:
