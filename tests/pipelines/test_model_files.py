@@ -231,15 +231,48 @@ def test_what_the_generation_config_says():
 
 
 @pytest.mark.parametrize(
-    ("name", "encoding"),
+    ("encoding", "words"),
     [
-        ("model-Q4_K_M.gguf", "q4_k"), ("m.q4_0.gguf", "q4_0"), ("m-bf16.gguf", "bfloat16"),
-        ("m-F16.gguf", "float16"), ("m.gguf", None),
+        ("q4_k", "Q4_K Q4_K_S Q4_K_M Q4_K_L Q4_K_XL q4_k q4_k_m Q4K q4km UD-Q4_K_XL i1-Q4_K_M"),
+        ("q4_0", "Q4_0 q4_0"),
+        ("q5_k", "Q5_K Q5_K_S Q5_K_M Q5_K_L q5_k"),
+        ("q6_k", "Q6_K Q6_K_L q6_k q6k"),
+        ("q8_0", "Q8_0 q8_0 Q8_0_R1 Q8_0-BF16 F16-Q8_0"),
+        ("q2_k", "Q2_K Q2_K_S Q2_K_L Q2_K_XL q2_k"),
+        ("q3_k", "Q3_K Q3_K_S Q3_K_M Q3_K_L Q3_K_XL Q3_K_XXL q3_k_m"),
+        ("iq4_nl", "IQ4_NL iq4_nl IQ4NL"),
+        ("iq4_xs", "IQ4_XS iq4_xs UD-IQ4_XS"),
+        ("float4_e2m1fnx2", "float4_e2m1fnx2"),
+        ("float8_e4m3fn", "fp8 FP8 float8 float8_e4m3fn f8_e4m3 FP8_E4M3 fp8_dynamic FP8-BF16"),
+        ("bfloat16", "bf16 BF16 bfloat16 bf16_q"),
+        ("float16", "f16 F16 fp16 FP16 float16"),
+        ("float32", "f32 F32 fp32 float32"),
+        ("gptq", "gptq GPTQ GPTQ-4bit"),
+        # types of other programs, and words that contain ours
+        (None, "IQ4_K IQ4_KS IQ4_KSS IQ4_KT Q4_KS Q4_K_R4 Q4_0_R8 Q8_0_R8 IQ4_NL_R4 IQ4_XS_R8"),
+        (None, "BF16_R16 Q4_0_4_4 Q4_0_8_8"),
+        (None, "IQ2_K IQ3_K IQ5_K IQ6_K Q6_0 Q8_K Q8_KV Q14_K Q4_00 q2_ks XQ4_K"),
+        (None, "IQ1_S IQ2_XXS IQ3_M Q4_1 Q5_0 Q5_1 TQ1_0 MXFP4 MXFP4_MOE NVFP4 Q1_0"),
+        (None, "half16 xf16 gf16 f160 tf32 f32x bf160 abf16 fp80 fp8_e5m2 fp8_e4m3fnuz float8e5m2 ungptqed"),
     ],
 )  # fmt: skip
-def test_encodings_in_file_names(name, encoding):
-    found = SupportedEncoding.parse_from_file_name(name)
-    assert (found and found.value) == encoding
+def test_encodings_in_file_names(encoding: str | None, words: str) -> None:
+    """Whole words, in whatever case, wherever they are in a name."""
+    for word in words.split():
+        for form in (
+            "model-{}.gguf", "model.{}.gguf", "{}.gguf", "model_{}-00001-of-00003.gguf", "7B-{}-it.gguf",
+            "{}/model-00001-of-00002.gguf", "model-{}_imat.gguf", "model {}.gguf", "Llama-3.1-8B-{}",
+        ):  # fmt: skip
+            for name in {form.format(word), form.format(word).lower(), form.format(word).upper()}:
+                found = SupportedEncoding.parse_from_file_name(name)
+                assert (found and found.value) == encoding, name
+
+
+def test_each_encoding_is_found_by_its_own_name() -> None:
+    for encoding in SupportedEncoding:
+        assert SupportedEncoding.parse_from_file_name(f"m-{encoding.value}.gguf") is encoding
+    for name in ("m.gguf", "", "Qwen3-0.6B.gguf", "model-00001-of-00002.safetensors"):
+        assert SupportedEncoding.parse_from_file_name(name) is None
 
 
 def test_encodings_know_their_dtypes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 from max.driver import DeviceSpec
@@ -21,6 +22,29 @@ def block_encoding(kind: str) -> QuantizationEncoding:
         kind: One of `QUANTIZED_KINDS`.
     """
     return QuantizationEncoding("Q8_0" if kind == "int8" else kind.upper())
+
+
+_MIXTURE = "(?:_(?:xxs|xs|s|m|l|xl|xxl))?"
+_OTHER_LAYOUT = r"(?!_(?:r4|r8|r16|\d_\d)(?![a-z0-9]))"
+"""Not before what names rows or columns of blocks that are interleaved."""
+_OTHER_FLOAT = r"(?!_?e\dm\d)"
+_IN_NAMES = {
+    encoding: re.compile(f"(?<![a-z0-9])(?:{words})(?![a-z0-9]){_OTHER_LAYOUT}")
+    for encoding, words in {
+        **{f"q{bits}_k": f"q{bits}_k{_MIXTURE}|q{bits}k[sml]?" for bits in (4, 5, 6, 2, 3)},
+        "q4_0": "q4_0",
+        "q8_0": "q8_0",
+        "iq4_nl": "iq4_?nl",
+        "iq4_xs": "iq4_?xs",
+        "float4_e2m1fnx2": "float4_e2m1fnx2",
+        "float8_e4m3fn": f"(?:fp8|float8)(?:_?e4m3(?:fn)?)?{_OTHER_FLOAT}|f8_?e4m3(?:fn)?",
+        "bfloat16": "bf16|bfloat16",
+        "float16": "f16|fp16|float16",
+        "float32": "f32|fp32|float32",
+        "gptq": "gptq",
+    }.items()
+}
+"""What names of files, in lower case, call the encodings: whole words."""
 
 
 class SupportedEncoding(str, Enum):
@@ -97,25 +121,16 @@ class SupportedEncoding(str, Enum):
 
     @classmethod
     def parse_from_file_name(cls, name: str) -> SupportedEncoding | None:
-        """The encoding in a weight file's name, as GGUF file names contain it; None without one.
+        """The encoding that is a word of a weight file's name, as GGUF file names contain it; None without one.
+
+        Blocks come before floats, which then are those of a few tensors. Mixtures (``Q4_K_M``) count as their blocks;
+        blocks of another layout (``IQ4_K``, ``Q4_0_8_8``, ``Q4_K_R4``) are none of ours.
 
         Args:
             name: The file's name.
         """
         low = name.lower()
-        marks = {
-            cls.q4_k: ("q4_k", "q4k"),
-            cls.q4_0: ("q4_0",),
-            cls.q5_k: ("q5_k",),
-            cls.q6_k: ("q6_k",),
-            cls.q8_0: ("q8_0",),
-            cls.float8_e4m3fn: ("fp8", "float8", "f8_e4m3"),
-            cls.bfloat16: ("bf16", "bfloat16"),
-            cls.float16: ("f16", "fp16", "float16"),
-            cls.float32: ("f32", "fp32", "float32"),
-            cls.gptq: ("gptq",),
-        }
-        return next((e for e, words in marks.items() if any(w in low for w in words)), None)
+        return next((cls(value) for value, word in _IN_NAMES.items() if word.search(low)), None)
 
 
 BLOCK_ENCODINGS = tuple(SupportedEncoding(name.lower()) for name in BLOCK_FORMATS)
