@@ -596,6 +596,32 @@ CASES: dict[
         [],
         {},
     ),
+    "next_text_round": (
+        "mo.next_text_round.ragged.paged",
+        [
+            np.array([7, 9, 3, 0, 0, 4, 0, 6, 5]),
+            np.array([3, 2**64 - 1, 8], np.uint64),
+            np.array([[5, -1, 2], [9, -1, -1], [8, 8, 8]]),
+            np.array([0, 3, 4, 6], np.uint32),
+            np.array(
+                [
+                    [0, 0, 0, 7, 9, 3, 1, 2, 0, 0, 0],
+                    [-1] * 11,
+                    [0, 0, 6, 5, 2, 0, 0, 0, 0, 0, 0],
+                ]
+            ),
+            np.zeros(1, np.uint8),
+            np.array([1, 7, 9, 2, 5, 6]),
+            np.array([30, 4, 50], np.uint32),
+            np.array([[3, 50]], np.uint32),
+            np.zeros(9, np.uint64),
+            np.full((4, 9), -1),
+            np.array([1]),
+            np.ones(1, np.uint8),
+        ],
+        [],
+        {},
+    ),
     "gather": ("mo.gather", [floats(4, 5), np.array([3, -1])], [(F32, (2, 5))], {"axis": 0}),
     "gather_nd": (
         "mo.gather_nd",

@@ -205,6 +205,67 @@ def _next_round(
     again[0] = not ended and number + 1 < len(history)
 
 
+@register("mo.next_text_round.ragged.paged")
+def _next_text_round(
+    chosen_tokens: Array,
+    first_seeds: Array,
+    ends: Array,
+    offsets: Array,
+    texts: Array,
+    interrupt: Array,
+    rows: Array,
+    cache_lengths: Array,
+    max_lengths: Array,
+    seeds: Array,
+    history: Array,
+    rounds: Array,
+    again: Array,
+) -> None:
+    number, batch = int(rounds[0]), len(cache_lengths)
+    if not 0 <= number < len(history):
+        raise IndexError(f"round {number} of {len(history)}, the rows of the history")
+    if not batch or not len(chosen_tokens) or len(chosen_tokens) % batch:
+        raise ValueError(f"{len(chosen_tokens)} tokens of {batch} sequences, expected a multiple")
+    width = len(chosen_tokens) // batch
+    if {len(seeds), history.shape[1]} != {len(chosen_tokens)}:
+        raise ValueError(f"operands of other numbers of rows than {len(chosen_tokens)}")
+    if {len(offsets) - 1, *map(len, (first_seeds, ends, texts))} != {batch}:
+        raise ValueError(f"operands of other numbers of sequences than {batch}")
+    if any(len(x) != 1 for x in (interrupt, rounds, again)):
+        raise ValueError("interrupt, rounds and again have one element each")
+    if texts.shape[1] < len(history) * width - 1:
+        raise ValueError(f"texts of {texts.shape[1]} tokens, expected {len(history) * width - 1}")
+    bounds = offsets.astype(np.int64)
+    counts: list[int] = np.diff(bounds).tolist()
+    if bounds[0] or bounds[-1] != len(rows) or min(counts) < 1 or max(counts) > width:
+        raise ValueError(f"offsets are {offsets} of {len(rows)} rows, 1 to {width} a sequence")
+    if (cache_lengths.astype(np.int64) + width > np.iinfo(np.uint32).max).any():
+        raise ValueError(f"cache_lengths are {cache_lengths}: one is near the maximum of its type")
+    ended, history[number] = bool(interrupt[0]), -2
+    for row, count in enumerate(counts):
+        # of a sequence with fewer rows the last places count
+        end, first = (row + 1) * width, int(bounds[row])
+        wanted, given = chosen_tokens[end - count : end], rows[first : first + count]
+        differ = np.flatnonzero(given[1:] != wanted[:-1])
+        right = int(differ[0]) if differ.size else count - 1
+        new = wanted[: right + 1]
+        history[number, row * width : row * width + right + 1] = new
+        done = number * count
+        expected = texts[row, done + count - 1] if number + 1 < len(history) else -1
+        ended |= bool(np.isin(new, ends[row]).any() or new[-1] < 0 or right + 1 < count)
+        ended |= bool(expected >= 0 and new[-1] != expected)
+        cache_lengths[row] += right + 1
+        length = int(cache_lengths[row])
+        given[0] = new[-1]
+        if number + 1 < len(history):
+            given[1:] = texts[row, done + count : done + 2 * count - 1]
+        for place in range(count):
+            seeds[end - count + place] = _splitmix64(first_seeds[row], length + 2 + place)
+    max_lengths[0, 1] = max(cache_lengths.tolist())
+    rounds[0] = number + 1
+    again[0] = not ended and number + 1 < len(history)
+
+
 @register("mo.penalties")
 def _penalties(
     logits: Array,

@@ -61,12 +61,14 @@ if TYPE_CHECKING:
         draft_rounds,
         draft_steps,
         drafted_rows,
+        text_rounds,
     )
     from max.pipelines.structured import call_masks
 else:
     draft_rounds = lazy_module("max.pipelines.generation.drafts.draft_rounds")
     draft_steps = lazy_module("max.pipelines.generation.drafts.draft_steps")
     drafted_rows = lazy_module("max.pipelines.generation.drafts.drafted_rows")
+    text_rounds = lazy_module("max.pipelines.generation.drafts.text_rounds")
     call_masks = lazy_module("max.pipelines.structured.call_masks")
 
 
@@ -125,6 +127,10 @@ class Replica(Generic[TextGenerationContextType]):
         self.loop = DecodeLoop.of(session, self.model)
         self.rounds: draft_rounds.DraftRounds | None = None
         """Runs several steps with drafts of a smaller model in one call; None: they run one by one."""
+        self.text_rounds: text_rounds.TextRounds | None = None
+        """Runs several steps with drafts of texts in one call; None: they run one by one."""
+        if self.drafts is not None:
+            self.text_rounds = text_rounds.TextRounds.of(session, self)
         self._grammar_steps: GrammarSteps | None = None
         if self.loop is not None and (vocabulary := self.loop.vocabulary) is not None:
             self._grammar_steps = GrammarSteps(constraints, self.loop, vocabulary)
@@ -236,6 +242,12 @@ class Replica(Generic[TextGenerationContextType]):
                     return self._run_rounds(self.rounds, self.drafts, batch, plan, begin)
             # without a reader nobody sees the tokens of a call that runs
             watch = None if self.reader is None else self.drafts.watch(batch)
+            if self.text_rounds is not None and not enable_log_probs:
+                texts = self.text_rounds.plan(batch, num_steps, self.drafts, watch is not None)
+                if texts is not None:
+                    return self._run_texts(
+                        self.text_rounds, self.drafts, batch, texts, watch, begin
+                    )
             num_steps = self.drafts.plain_steps(batch, num_steps, watch is not None)
         num_steps = self.reserve(batch, num_steps)
         loop, grammars, constrained = self.loop, None, any(map(is_constrained, batch))
@@ -393,10 +405,31 @@ class Replica(Generic[TextGenerationContextType]):
         """Runs several steps that verify drafts of a smaller model, or until one of the sequences ends."""
         contexts = cast(list[TextContext], batch)
         tokens, accepted = rounds.run(contexts, plan, self.reader)
-        drafts.record_rounds(contexts, plan.length, accepted.tolist())
+        drafts.record_rounds(contexts, [plan.length] * len(batch), accepted.tolist())
         drafted = plan.length * len(batch)
         drafts.measure(batch, drafted, int(accepted.sum()), begin, len(accepted))
         return self._result(batch, tokens, len(accepted))
+
+    def _run_texts(
+        self,
+        rounds: text_rounds.TextRounds,
+        drafts: draft_steps.DraftSteps,
+        batch: list[TextGenerationContextType],
+        plan: text_rounds.TextPlan,
+        watch: call_watch.CallWatch | None,
+        begin: float,
+    ) -> StepResult:
+        """Runs several steps that verify drafts of texts, or until a request leaves its text or ends."""
+        contexts = cast(list[TextContext], batch)
+        tokens, accepted = rounds.run(contexts, plan, self.reader, watch)
+        if watch is not None:
+            drafts.end_watch(watch)
+        drafts.record_rounds(contexts, plan.lengths, accepted.tolist())
+        steps = len(accepted)
+        drafts.measure(
+            batch, sum(plan.lengths), int(accepted.sum()), begin, steps, drafts_inside=False
+        )
+        return self._result(batch, tokens, steps)
 
     def _result(
         self,

@@ -323,6 +323,11 @@ class TextGenerationPipeline(
         """Whether several steps in one call save time: the model's graph repeats without Python in between."""
         return all(replica.loop is not None for replica in self.replicas)
 
+    @property
+    def repeats_drafts(self) -> bool:
+        """Whether one call runs several steps that verify drafted tokens: see `TextRounds`."""
+        return all(replica.text_rounds is not None for replica in self.replicas)
+
     def interrupt(self) -> None:
         """Ends an execution of several steps after the current step; thread-safe."""
         for replica in self.replicas:

@@ -377,8 +377,9 @@ class TextScheduler:
         if self._limits.max_num_steps == 1:
             return 1
         # others than those with drafts of a pipeline that repeats these give several tokens by themselves
-        if any(map(_is_wide, self._running.values())) and not (
-            self._limits.repeats_drafts and all(map(draft_length, self._running.values()))
+        if any(
+            _is_wide(context) and not (self._limits.repeats_drafts and draft_length(context))
+            for context in self._running.values()
         ):
             return 1
         room = [

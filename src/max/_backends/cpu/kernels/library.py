@@ -26,6 +26,7 @@ _CPU_FAMILIES: dict[str, str] = {
     "mo.step.ready": "generation.step_ready",
     "mo.next_step.ragged.paged": "generation.next_step",
     "mo.next_round.ragged.paged": "generation.next_round",
+    "mo.next_text_round.ragged.paged": "generation.next_text_round",
     "mo.check.counts": "checks",
     "mo.check.offsets": "checks",
     "mo.gather": "indexing.gather",

@@ -252,3 +252,52 @@ define(
         ),
     )
 )
+
+
+def _next_text_round_types(types: NamedTypes, attrs: Attrs) -> Types:
+    _check_pairs("next_text_round.ragged.paged", types, "max_lengths")
+    return ()
+
+
+define(
+    declare(
+        "mo.next_text_round.ragged.paged",
+        (
+            # [batch * width]: after the last `width` rows of each sequence
+            Operand("chosen_tokens", _I64, 1),
+            Operand("first_seeds", _U64, 1),
+            # [batch, n]: the tokens that end each sequence
+            Operand("ends", _I64, 2),
+            Operand("offsets", _U32, 1),
+            # [batch, m]: what is drafted of each sequence; -1: nothing is
+            Operand("texts", _I64, 2),
+            Operand("interrupt", _BYTES, 1),
+            Operand("rows", _I64, 1, is_buffer=True),
+            Operand("cache_lengths", _U32, 1, is_buffer=True),
+            Operand("max_lengths", _U32, 2, is_buffer=True),
+            Operand("seeds", _U64, 1, is_buffer=True),
+            # [rounds, batch * width]
+            Operand("history", _I64, 2, is_buffer=True),
+            Operand("rounds", _I64, 1, is_buffer=True),
+            Operand("again", _BYTES, 1, is_buffer=True),
+        ),
+        0,
+        _next_text_round_types,
+        chained=True,
+        takes=(
+            "chosen_tokens si64 `[batch * width]`, first seeds ui64 `[batch]`, ends si64 `[batch, n]`, offsets u32 "
+            "`[batch + 1]`, texts si64 `[batch, m]`, interrupt ui8 `[1]`; buffers rows si64 `[total]`, cache_lengths "
+            "u32 `[batch]`, max_lengths u32 `[1, 2]`, seeds ui64 `[batch * width]`, history si64 `[rounds, batch * "
+            "width]`, rounds si64 `[1]`, again ui8 `[1]`; chain"
+        ),
+        gives="chain",
+        doc=(
+            "makes the inputs of the next round of tokens that texts draft: of the rows of a sequence (`offsets`), its "
+            "last token and the drafted ones, those are right that are `chosen_tokens` after the row before them "
+            "(those of a sequence with fewer rows than `width` are at its last places); the history has these and the "
+            "token chosen after them, then -2; `again` is 1 if it has rows left, all new tokens are those of `texts` "
+            "(or those are -1) and none ends its sequence or is negative, and `interrupt` is 0; each round reads as "
+            "many tokens of a text as the sequence has rows"
+        ),
+    )
+)

@@ -24,7 +24,7 @@ from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, TensorType
 from max.graph.ops.staging.stage import stage_declared
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
-from max.pipelines.core.draft_tree import tree_parents
+from max.pipelines.core.draft_tree import draft_length, tree_parents
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafter
 from max.pipelines.generation.drafts.lengths import DraftLengths
@@ -42,7 +42,18 @@ from max.pipelines.sampling.inputs import (
 )
 from max.pipelines.sampling.sampler import needs_sampler
 
-__all__ = ["DraftRounds", "RoundModel", "RoundPlan", "RoundTokens", "round_graph", "rows_graph"]
+__all__ = [
+    "DraftRounds",
+    "RoundModel",
+    "RoundPlan",
+    "RoundTokens",
+    "chosen_tokens",
+    "greedy",
+    "round_graph",
+    "rows_graph",
+    "takes_rounds",
+    "tokens_of_rounds",
+]
 
 NOTHING = -2
 """Stands in the history for a drafted token that is wrong, and for those after it."""
@@ -296,7 +307,7 @@ class DraftRounds:
             most: The maximum number of rounds.
             lengths: Says how many may run.
         """
-        if most < 2 or not all(map(_takes_rounds, batch)):
+        if most < 2 or not all(map(takes_rounds, batch)) or not all(map(draft_length, batch)):
             return None
         if not JoinedModels.run_together(self._models):
             return None  # such as while it is profiled
@@ -404,17 +415,12 @@ class DraftRounds:
             raise
         # only after the run: an interrupt from before it ends it after its first round
         loop.end_interrupt()
-        rounds = int(done[0])
-        rows = history[:rounds].reshape(rounds, count, width)
-        counts = (rows != NOTHING).sum(axis=2)  # [rounds, batch]
-        tokens: list[list[int]] = [
-            own[own != NOTHING].tolist() for own in rows.transpose(1, 0, 2).reshape(count, -1)
-        ]
-        for column, (context, own) in enumerate(zip(batch, tokens, strict=True)):
+        found = tokens_of_rounds(history[: int(done[0])], count)
+        for column, (context, own) in enumerate(zip(batch, found.tokens, strict=True)):
             # the last drafted token was not read by the draft model
-            unread = 1 + int(counts[-1, column] == width)
+            unread = 1 + int(found.num_accepted[-1, column] == plan.length)
             self._drafter.follow_rounds(context, own, unread)
-        return RoundTokens(tokens, counts - 1)
+        return found
 
     def _model_inputs(self, batch: Sequence[TextContext]) -> DecoderInputs:
         """The inputs of the model in the first round."""
@@ -422,7 +428,7 @@ class DraftRounds:
         if type(inputs) is not DecoderInputs:
             raise TypeError(f"rounds of {type(inputs).__name__}")
         # its own tokens are not read: the cheapest ones
-        inputs.update(sampling=_greedy(len(batch), self._device))
+        inputs.update(sampling=greedy(len(batch), self._device))
         return inputs
 
     def _draft_inputs(
@@ -453,12 +459,27 @@ class DraftRounds:
         return Tensor.from_numpy(array).to(self._device)
 
 
-def _takes_rounds(context: TextGenerationContext) -> bool:
-    """Whether a request can run in rounds: it has drafted tokens, one after the other, and each token is chosen by the
-    logits and its parameters alone."""
+def tokens_of_rounds(history: npt.NDArray[np.int64], batch: int) -> RoundTokens:
+    """The tokens of rounds.
+
+    Args:
+        history: What the rounds have written ``[rounds, batch * width]``.
+        batch: The number of requests.
+    """
+    rows = history.reshape(len(history), batch, -1)
+    tokens = [own[own != NOTHING].tolist() for own in rows.transpose(1, 0, 2).reshape(batch, -1)]
+    return RoundTokens(tokens, (rows != NOTHING).sum(axis=2) - 1)
+
+
+def takes_rounds(context: TextGenerationContext) -> bool:
+    """Whether a request can run in rounds: its drafted tokens are one after the other, and each token is chosen by the
+    logits and its parameters alone.
+
+    Args:
+        context: The request.
+    """
     return (
         isinstance(context, TextContext)
-        and context.draft_length > 0
         and context.active_length == context.draft_length + 1
         and not tree_parents(context)
         and not context.log_probabilities
@@ -468,8 +489,13 @@ def _takes_rounds(context: TextGenerationContext) -> bool:
     )
 
 
-def _greedy(count: int, device: Any) -> SamplingInputs:
-    """Parameters by which the likeliest token is chosen."""
+def greedy(count: int, device: Any) -> SamplingInputs:
+    """Parameters by which the likeliest token is chosen.
+
+    Args:
+        count: The number of rows.
+        device: The device of the model.
+    """
     arrays = (
         np.zeros(count, np.float32), np.ones(count, np.int64), np.ones(count, np.float32),
         np.zeros(count, np.float32), np.zeros(count, np.uint64),

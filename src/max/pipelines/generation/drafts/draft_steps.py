@@ -181,6 +181,7 @@ class DraftSteps:
         rows = [
             context
             if isinstance(context, TextContext)
+            and not context.draft_length
             and context.matcher is None
             and not _needs_single_tokens(context)
             else None
@@ -375,6 +376,7 @@ class DraftSteps:
         num_accepted: int,
         begin: float,
         steps: int,
+        drafts_inside: bool = True,
     ) -> None:
         """Records the duration of an execution that read no prompts.
 
@@ -384,28 +386,65 @@ class DraftSteps:
             num_accepted: The number of right ones of all steps.
             begin: When it began.
             steps: The number of its steps.
+            drafts_inside: As for `DraftLengths.step`.
         """
         requests, now = [context.request_id for context in batch], time.perf_counter()
         if requests == self._last:
             # from the end of the last one on: what runs between executions is a cost of each
             begin = self._ended
         self._last = requests
-        self.lengths.step(requests, num_drafted, num_accepted, (now - begin) / steps, steps)
+        seconds = (now - begin) / steps
+        self.lengths.step(requests, num_drafted, num_accepted, seconds, steps, drafts_inside)
+
+    def text(self, context: TextContext, most: int) -> Sequence[int]:
+        """The draft of a request, and what follows it in the text where it was found; none if it is of no text.
+
+        Args:
+            context: The request, as it was when the draft was made.
+            most: The maximum number of tokens.
+        """
+        tokens = self._drafter.text(context, most)
+        same = tuple(tokens[: context.draft_length]) == context.draft_tokens
+        return tokens if same and not tree_parents(context) else ()
+
+    def grows(self, batch: Sequence[TextContext]) -> bool:
+        """Whether a longer draft than that of a request would be made after a step in which all its tokens are right.
+
+        Args:
+            batch: The requests.
+        """
+        count = 0
+        for context in batch:
+            length = context.draft_length
+            kind, later = (self._drafter.kind(context, more) for more in (0, length + 1))
+            if length and later != kind:
+                room = min(self.most, context.max_length - context.end_idx - length - 2)
+                key, requests = context.request_id, len(batch)
+                if self.lengths.length(key, requests, count, room, later) > length:
+                    return True
+            count += length
+        return False
 
     def record_rounds(
-        self, batch: Sequence[TextContext], length: int, num_accepted: Sequence[Sequence[int]]
+        self,
+        batch: Sequence[TextContext],
+        lengths: Sequence[int],
+        num_accepted: Sequence[Sequence[int]],
     ) -> None:
         """Records which drafted tokens were right in a call of several steps.
 
         Args:
             batch: The requests.
-            length: The number of drafted tokens of each in a step.
+            lengths: The number of drafted tokens of each in a step.
             num_accepted: For each step the number of right ones of each request.
         """
-        for row in num_accepted:
-            for context, right in zip(batch, row, strict=True):
+        for number, row in enumerate(num_accepted):
+            for context, length, right in zip(batch, lengths, row, strict=True):
+                if not length:
+                    continue
                 self.count(length, right)
-                kind = self._drafter.kind(context)
+                # a text is followed as long as all tokens are right
+                kind = self._drafter.kind(context, number * (length + 1))
                 self.lengths.record_verification(context.request_id, length, right, kind)
                 self._drafter.observe(context, length, right)
 

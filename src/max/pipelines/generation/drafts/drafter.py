@@ -73,13 +73,24 @@ class Drafter(ABC):
         """
         return None
 
-    def kind(self, context: TextContext) -> int:
+    def kind(self, context: TextContext, more: int = 0) -> int:
         """A number for the kind of the last draft of a request: how many tokens are right is estimated for each kind.
 
         Args:
             context: The request.
+            more: The number of tokens of `text` that followed since; the kind is that of the draft after these.
         """
         return 0
+
+    def text(self, context: TextContext, most: int) -> Sequence[int]:
+        """The last draft of a request, and what follows it in the text where it was found; none, as by default, if it
+        was not found in a text.
+
+        Args:
+            context: The request, as it was when the draft was made.
+            most: The maximum number of tokens.
+        """
+        return ()
 
     def propose_all(
         self, contexts: Sequence[TextContext], most: Sequence[int]
@@ -146,6 +157,7 @@ class TextDrafter(Drafter, Generic[Place]):
 
     def __init__(self) -> None:
         self._lengths: dict[RequestID, int] = {}  # of the runs of tokens that were found
+        self._found: dict[RequestID, Place] = {}  # what follows them
         self._others: dict[RequestID, list[Place]] = {}  # where else they are, the likeliest first
 
     def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
@@ -157,6 +169,7 @@ class TextDrafter(Drafter, Generic[Place]):
     def forget(self, request_id: RequestID) -> None:
         """Forgets the drafts of a request."""
         self._lengths.pop(request_id, None)
+        self._found.pop(request_id, None)
         self._others.pop(request_id, None)
 
 
@@ -219,12 +232,17 @@ class DraftersInTurn(BatchDrafter):
             open_rows = [row for row in open_rows if not tokens[row]]
         return tokens
 
-    def kind(self, context: TextContext) -> int:
+    def kind(self, context: TextContext, more: int = 0) -> int:
         """The kind of the last draft, of the drafter that made it."""
         drafter = self._proposed.get(context.request_id)
         if drafter is None:
             return 0
-        return KINDS * self._drafters.index(drafter) + min(drafter.kind(context), KINDS - 1)
+        return KINDS * self._drafters.index(drafter) + min(drafter.kind(context, more), KINDS - 1)
+
+    def text(self, context: TextContext, most: int) -> Sequence[int]:
+        """The text of the drafter that made the last draft."""
+        drafter = self._proposed.get(context.request_id)
+        return () if drafter is None else drafter.text(context, most)
 
     def read(self, contexts: Sequence[TextContext]) -> None:
         """Tells all drafters."""

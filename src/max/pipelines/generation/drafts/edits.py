@@ -50,7 +50,16 @@ class Alignment:
     @property
     def kind(self) -> int:
         """How long the run is: the number of bits of its length; 0: the next place of the text is a guess."""
-        return 0 if self.rest and not self.is_change else self.run.bit_length()
+        return self.kind_after(0)
+
+    def kind_after(self, more: int) -> int:
+        """The kind after further tokens of the text.
+
+        Args:
+            more: The number of tokens, with the known changes.
+        """
+        run = 0 if self.rest and not self.is_change else self.run
+        return min(run + more, LONGEST_RUN).bit_length()
 
     def continuation(self, text: Tokens, most: int) -> list[int]:
         """The tokens of the text that follow, with the known changes; none if the answer is another text by now.

@@ -241,7 +241,12 @@ class DraftLengths:
             return most
         loss = self._seconds_of(requests, num_drafted) + self._drafting_seconds(num_drafted) - plain
         affordable = most if loss <= 0 else 1 + int(max(self._credit, 0.0) / loss)
-        return max(1, min(most, LONGEST_RUN - self._run, affordable))
+        return max(1, min(most, self.steps_with_drafts, affordable))
+
+    @property
+    def steps_with_drafts(self) -> int:
+        """The number of steps with drafts before a plain one is measured again."""
+        return LONGEST_RUN - self._run
 
     def _drafting_seconds(self, num_drafted: int) -> float:
         """The estimated duration of drafting by the first drafter; 0 before it was measured."""
@@ -293,6 +298,7 @@ class DraftLengths:
         num_accepted: int,
         seconds: float,
         steps: int = 1,
+        drafts_inside: bool = True,
     ) -> None:
         """Records an execution.
 
@@ -300,15 +306,15 @@ class DraftLengths:
             request_ids: Its requests.
             num_drafted: The number of drafted tokens that each of its steps verified.
             num_accepted: The number of right ones of all its steps.
-            seconds: The duration of each of its steps; with drafts, that of drafting for all but the first one is part
-                of it.
+            seconds: The duration of each of its steps.
             steps: The number of its steps.
+            drafts_inside: Whether a model has drafted the tokens of all steps but the first one in this time.
         """
         requests, run = len(request_ids), self._run
         plain = self.seconds.plain(requests)
         self._run = run + steps if num_drafted else 0
         inside = 0.0
-        if num_drafted and steps > 1:
+        if num_drafted and steps > 1 and drafts_inside:
             # what is left of the time is that of steps alone; both together are what was measured
             inside = min(self._drafting_seconds(num_drafted) * (steps - 1), seconds * steps / 2)
             seconds -= inside / steps

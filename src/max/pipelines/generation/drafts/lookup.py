@@ -30,9 +30,16 @@ class LookupDrafter(TextDrafter[int]):
     found again, the likelier is what followed it: its length is the kind of the draft.
     """
 
-    def kind(self, context: TextContext) -> int:
+    def kind(self, context: TextContext, more: int = 0) -> int:
         """The number of last tokens that were found again."""
-        return self._lengths.get(context.request_id, 0)
+        return min(self._lengths.get(context.request_id, 0) + more, LONGEST_MATCH)
+
+    def text(self, context: TextContext, most: int) -> Sequence[int]:
+        """What follows the place that was found; see `Drafter.text`. At the end of the text it goes on with itself."""
+        begin = self._found.get(context.request_id)
+        if begin is None:
+            return ()
+        return np.resize(context.all_tokens[begin : begin + most], most).tolist()
 
     def propose(self, context: TextContext, most: int) -> Sequence[int]:
         """What followed the longest run of tokens that ends the text, at an earlier place.
@@ -53,7 +60,7 @@ class LookupDrafter(TextDrafter[int]):
         # after them those of the runs that are shorter by a token
         rest = shorter[~np.isin(shorter, best)][-MOST_PLACES:]
         self._others[context.request_id] = [*(places[1:] + 1), *(_by_likeness(tokens, rest) + 1)]
-        begin = places[0] + 1
+        begin = self._found[context.request_id] = int(places[0]) + 1
         return tokens[begin : begin + most].tolist()
 
     def match(self, context: TextContext, tokens: npt.NDArray[np.integer[Any]]) -> int | None:

@@ -67,9 +67,16 @@ class PredictionDrafter(Drafter):
                 break
         return found
 
-    def kind(self, context: TextContext) -> int:
-        """How long the run of last tokens is that the prediction has too; see `Alignment.kind`."""
-        return self._alignment(context).kind
+    def kind(self, context: TextContext, more: int = 0) -> int:
+        """How long the run of last tokens is that the prediction has too; see `Alignment.kind_after`."""
+        return self._alignment(context).kind_after(more)
+
+    def text(self, context: TextContext, most: int) -> Sequence[int]:
+        """What follows the answer in its prediction, with the known changes; see `Drafter.text`."""
+        prediction = context.prediction
+        if prediction is None:
+            return ()
+        return self._alignment(context).continuation(prediction.tokens, most)
 
     def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
         """Counts the tokens of a draft for the usage of the request."""

@@ -57,7 +57,8 @@ class RecentAnswersDrafter(TextDrafter[tuple[Answer, int]]):
         found = self._find(context, context.all_tokens)
         if not found:
             return ()
-        (length, (answer, end)), *others = found
+        (length, place), *others = found
+        answer, end = self._found[context.request_id] = place
         self._lengths[context.request_id] = length
         self._others[context.request_id] = [place for _, place in others]
         return answer[end : end + most].tolist()
@@ -85,9 +86,18 @@ class RecentAnswersDrafter(TextDrafter[tuple[Answer, int]]):
         others = self._others.get(context.request_id, ())
         return [answer[end : end + most].tolist() for answer, end in others]
 
-    def kind(self, context: TextContext) -> int:
+    def kind(self, context: TextContext, more: int = 0) -> int:
         """How long the run of last tokens is that was found again: the power of two below its length."""
-        return self._lengths.get(context.request_id, 0).bit_length()
+        length = self._lengths.get(context.request_id, 0)
+        return min(length + more, LONGEST_MATCH).bit_length()
+
+    def text(self, context: TextContext, most: int) -> Sequence[int]:
+        """What follows the place that was found in an answer; see `Drafter.text`."""
+        found = self._found.get(context.request_id)
+        if found is None:
+            return ()
+        answer, end = found
+        return answer[end : end + most].tolist()
 
     def learn(self, context: TextContext) -> None:
         """Keeps the answer of a request that has ended.

@@ -348,7 +348,7 @@ class DecodeLoop:
         try:
             if reader is not None:
                 counted = None if grammars is None else grammars[1].counted_steps
-                watching = None if watch is None else partial(self._watch, watch)
+                watching = None if watch is None else partial(self.watch, watch)
                 reader.begin(batch, history, counted, watching)
             outputs = loop.run(model_inputs, after, again)
             ran = int(done[0])
@@ -364,9 +364,15 @@ class DecodeLoop:
         self.end_interrupt()
         return LoopResult(inputs, tokens, history[:ran], outputs)
 
-    def _watch(
+    def watch(
         self, watch: Callable[[Sequence[Sequence[int]]], bool], tokens: Sequence[Sequence[int]]
     ) -> None:
+        """Ends the current run after its current step if a watch says so.
+
+        Args:
+            watch: As for :meth:`run`.
+            tokens: The tokens of each request so far.
+        """
         if watch(tokens):
             self.interrupt()
 

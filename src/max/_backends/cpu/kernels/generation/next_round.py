@@ -76,6 +76,32 @@ class RoundState(NamedTuple):
     again: k.InOut
 
 
+@k.inline
+def num_right(
+    rows: k.View, first: k.Value, chosen: k.View, first_chosen: k.Value, width: k.Value
+) -> Any:
+    """How many drafted tokens of a sequence are right.
+
+    Args:
+        rows: The tokens of the rows of all sequences.
+        first: The first row of the sequence, whose last token is followed by the drafted ones.
+        chosen: The tokens that the model chooses after rows.
+        first_chosen: The place of that after the first row.
+        width: The number of rows of the sequence.
+    """
+    right = k.i64(0)
+    while right + 1 < width and rows[first + right + 1] == chosen[first_chosen + right]:
+        right += 1
+    return right
+
+
+@k.inline
+def check_round(number: k.Value, history: k.View) -> None:
+    """Raises unless the history `[rounds, n]` has a row for a round."""
+    if number < 0 or number >= history.shape[0]:
+        raise IndexError("round {} of {}, the rows of the history", number, history.shape[0])
+
+
 @k.kernel
 def next_round(results: RoundResults, state: RoundState, ctx: k.Context) -> None:
     """Stores the tokens of a round as row `rounds[0]` of the history: for each sequence the drafted tokens that are
@@ -99,8 +125,7 @@ def next_round(results: RoundResults, state: RoundState, ctx: k.Context) -> None
         check_max_lengths("pair_max_lengths", pair_max_lengths)
         check_max_lengths("draft_max_lengths", draft_max_lengths)
         number = k.i64(rounds[0])
-        if number < 0 or number >= history.shape[0]:
-            raise IndexError("round {} of {}, the rows of the history", number, history.shape[0])
+        check_round(number, history)
         batch, count = cache_lengths.shape[0], rows.shape[0]
         if batch < 1 or count < batch or count % batch != 0:
             raise ValueError("{} rows of {} sequences, expected a multiple", count, batch)
@@ -123,10 +148,7 @@ def next_round(results: RoundResults, state: RoundState, ctx: k.Context) -> None
         longest = k.i64(0)
         for row in range(batch):
             first = row * width
-            # how many drafted tokens are right
-            right = k.i64(0)
-            while right + 1 < width and rows[first + right + 1] == chosen[first + right]:
-                right += 1
+            right = num_right(rows, first, chosen, first, width)
             before = rows[first + right]
             last = chosen[first + right]
             for place in range(width):

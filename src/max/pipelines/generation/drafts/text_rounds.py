@@ -1,0 +1,268 @@
+"""Runs several steps that verify tokens of known texts in one call, without Python in between.
+
+A draft that was found in a text goes on there as long as all its tokens are right and the model's own token is the next
+one of the text. So the host hands over as much of each text as the steps of the call may use, and native code drafts
+from it. A request without a draft gets a token a step beside the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from max.driver import Device, Tensor
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.engine.load.staged_graphs import load_staged_graph
+from max.engine.loop import ModelLoop
+from max.graph import BufferType, DeviceRef, Dim, Graph, TensorType, ops
+from max.graph.ops.staging.stage import stage_declared
+from max.interfaces import TextGenerationContext
+from max.nn.kv_cache.manager import RaggedKVCacheInputs
+from max.pipelines.core.draft_tree import draft_length
+from max.pipelines.core.text_context import TextContext
+from max.pipelines.generation.drafts.call_watch import CallWatch
+from max.pipelines.generation.drafts.draft_rounds import (
+    RoundModel,
+    RoundTokens,
+    chosen_tokens,
+    greedy,
+    takes_rounds,
+    tokens_of_rounds,
+)
+from max.pipelines.generation.drafts.draft_steps import DraftSteps
+from max.pipelines.generation.steps.decode_loop import DecodeLoop
+from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
+from max.pipelines.kv_cache.page_tables import OutOfPagesError
+from max.pipelines.models.decoder.model import DecoderInputs
+from max.pipelines.sampling.inputs import SamplingInputs, sampling_input_types
+
+__all__ = ["TextPlan", "TextRounds", "text_round_graph"]
+
+ANY_TOKEN = -1
+"""Stands for the text of a request without one."""
+
+
+def text_round_graph(device: DeviceRef) -> Graph:
+    """The graph that samples the token after each verified row, and makes the inputs of the next step.
+
+    Its inputs: logits float32 ``[rows, vocab]``; temperature, top_k, top_p, min_p, each ``[rows]``; the operands of
+    ``mo.next_text_round.ragged.paged`` after the tokens.
+
+    Args:
+        device: The device of the model.
+    """
+    one = BufferType(DType.int64, [1], device)
+    types = [
+        TensorType(DType.float32, ["rows", "vocab"], device),
+        *sampling_input_types(device, "rows")[:-1],
+        TensorType(DType.uint64, ["batch"], device),
+        TensorType(DType.int64, ["batch", "ends"], device),
+        TensorType(DType.uint32, [Dim("batch") + 1], device),
+        TensorType(DType.int64, ["batch", "text"], device),
+        TensorType(DType.uint8, [1], device),
+        BufferType(DType.int64, ["total"], device),
+        BufferType(DType.uint32, ["batch"], device),
+        BufferType(DType.uint32, ["steps", 2], device),
+        BufferType(DType.uint64, ["rows"], device),
+        BufferType(DType.int64, ["rounds", "rows"], device),
+        one,
+        BufferType(DType.uint8, [1], device),
+    ]
+    with Graph("next_text_round", input_types=types) as graph:
+        logits, *parameters = (value.tensor for value in graph.inputs[:5])
+        read = [value.tensor for value in graph.inputs[5:10]]
+        changed = [value.buffer for value in graph.inputs[10:]]
+        seeds = ops.buffer_load(changed[3])
+        chosen = chosen_tokens(logits, parameters, seeds, changed[0])
+        stage_declared("next_text_round.ragged.paged", [chosen, *read, *changed])
+        graph.output()
+    return graph
+
+
+class TextPlan(NamedTuple):
+    """Steps that can run in one call.
+
+    Args:
+        rounds: The maximum number of steps.
+        texts: What follows each request if all tokens are right, its draft first; empty: nothing is known.
+        lengths: The number of drafted tokens of each request in a step.
+    """
+
+    rounds: int
+    texts: list[Sequence[int]]
+    lengths: list[int]
+
+
+class TextRounds:
+    """Steps of a model that verify tokens of texts.
+
+    Args:
+        replica: The model.
+        loop: Its decode loop, whose interrupts end these steps too.
+        joined: Its graph, and `text_round_graph`.
+    """
+
+    def __init__(self, replica: RoundModel, loop: DecodeLoop, joined: ModelLoop) -> None:
+        self._replica, self._loop, self._joined = replica, loop, joined
+        self._device = replica.model.devices[0]
+
+    @classmethod
+    def of(cls, session: InferenceSession, replica: RoundModel) -> TextRounds | None:
+        """The steps of a model; None: they run one by one.
+
+        Args:
+            session: The session of the model.
+            replica: The model, which verifies drafts.
+        """
+        loop, graph, devices = replica.loop, replica.model.decoding_graph, replica.model.devices
+        # the rows of a recurrent state cannot be taken back by a length
+        if loop is None or graph is None or replica.cache.slots is not None or len(devices) > 1:
+            return None
+        ref = DeviceRef.from_device(devices[0])
+        after = load_staged_graph(
+            session, f"next_text_round {ref}", {}, lambda: (text_round_graph(ref), {})
+        )
+        return cls(replica, loop, ModelLoop(graph, after)) if ModelLoop.supports(after) else None
+
+    def plan(
+        self,
+        batch: Sequence[TextGenerationContext],
+        most: int,
+        drafts: DraftSteps,
+        is_watched: bool,
+    ) -> TextPlan | None:
+        """The steps in which a batch can run, whose pages are reserved; None: it runs one step.
+
+        Args:
+            batch: The requests.
+            most: The maximum number of steps.
+            drafts: Has drafted their tokens.
+            is_watched: Whether the call ends where a draft of a request that has none would pay.
+        """
+        lengths = [draft_length(context) for context in batch]
+        if most < 2 or not any(lengths) or not (is_watched or all(lengths)):
+            return None
+        if not all(map(takes_rounds, batch)) or not self._loop.usable:
+            return None  # such as while it is profiled
+        contexts = [context for context in batch if isinstance(context, TextContext)]
+        rounds, longest = (
+            min(most, drafts.lengths.steps_with_drafts),
+            self._replica.model.max_seq_len,
+        )
+        for context, length in zip(contexts, lengths, strict=True):
+            # the last token is not written to the cache
+            room = min(context.max_length, longest) - context.end_idx
+            rounds = min(rounds, room // (length + 1))
+        texts: list[Sequence[int]] = []
+        for context, length in zip(contexts, lengths, strict=True):
+            if rounds < 2:
+                return None
+            # the token after the last draft may be any
+            text = drafts.text(context, rounds * (length + 1) - 1) if length else ()
+            rounds = min(rounds, (len(text) + 1) // (length + 1)) if length else rounds
+            texts.append(text)
+        if drafts.grows(contexts):
+            return None
+        while rounds > 1:
+            if self._reserve(contexts, lengths, rounds):
+                return TextPlan(rounds, texts, lengths)
+            rounds //= 2
+        return None
+
+    def _reserve(
+        self, contexts: Sequence[TextContext], lengths: Sequence[int], rounds: int
+    ) -> bool:
+        """Reserves pages; False if there are none. What is not used goes back after the call."""
+        pages = self._replica.cache.pages
+        try:
+            for context, length in zip(contexts, lengths, strict=True):
+                pages.reserve(context.request_id, context.end_idx - 1 + rounds * (length + 1))
+        except OutOfPagesError:
+            return False
+        return True
+
+    def run(
+        self,
+        batch: Sequence[TextContext],
+        plan: TextPlan,
+        reader: StepReader | None,
+        watch: CallWatch | None,
+    ) -> RoundTokens:
+        """Runs steps until the tokens of a request are not those of its text, one of them ends, or the run is
+        interrupted.
+
+        Args:
+            batch: The requests, as they were planned.
+            plan: The steps.
+            reader: Delivers the tokens of each step while the next one runs.
+            watch: Looks up the tokens of the requests without drafts; None: nobody does.
+        """
+        count, width, loop, model = (
+            len(batch),
+            max(plan.lengths) + 1,
+            self._loop,
+            self._replica.model,
+        )
+        inputs = self._replica.inputs([*batch], 1)
+        if type(inputs) is not DecoderInputs:
+            raise TypeError(f"rounds of {type(inputs).__name__}")
+        # its own tokens are not read: the cheapest ones
+        inputs.update(sampling=greedy(count, self._device))
+        cache = inputs.kv_cache_inputs
+        assert isinstance(cache, RaggedKVCacheInputs)
+        sampling = self._sampling(batch, plan.lengths, width)
+        # [rounds, batch * width]: the reader polls its rows while native code writes them
+        history_tensor, history = loop.share_memory(DType.int64, (plan.rounds, count * width))
+        history[:] = NO_TOKEN
+        done_tensor, done = loop.share_memory(DType.int64, (1,))
+        again, _ = loop.share_memory(DType.uint8, (1,))
+        rest = [
+            *list(sampling)[:-1], *loop.constants(batch), inputs.input_row_offsets,
+            self._place(_table(plan, width)), loop.interrupt_flag,
+            inputs.tokens, cache.cache_lengths, cache.max_lengths, sampling.seed,
+            history_tensor, done_tensor, again,
+        ]  # fmt: skip
+        if reader is not None:
+            watching = None if watch is None else partial(loop.watch, watch.pays)
+            reader.begin(batch, history.reshape(plan.rounds, count, width), None, watching)
+        try:
+            self._joined.run(model.decoding_inputs(inputs), lambda made: [made[2], *rest], again)
+        finally:
+            if reader is not None and watch is not None:
+                reader.end_watch()
+        # only after the run: an interrupt from before it ends it after its first step
+        loop.end_interrupt()
+        return tokens_of_rounds(history[: int(done[0])], count)
+
+    def _sampling(
+        self, batch: Sequence[TextContext], lengths: Sequence[int], width: int
+    ) -> SamplingInputs:
+        """The parameters of all rows with logits ``[batch * width]``."""
+        repeated = [context for context in batch for _ in range(width)]
+        # the places of a request with fewer rows come last
+        places = [
+            place - width for length in lengths for place in range(length + 1, width + length + 1)
+        ]
+        sampling = SamplingInputs.of(repeated, None, [max(place, 0) for place in places])
+        # the first row stands for those that a request lacks: the cheapest choice
+        lacking = np.array(places) < 0
+        sampling.temperature.to_numpy()[lacking] = 0
+        sampling.top_k.to_numpy()[lacking] = 1
+        return SamplingInputs(*[tensor.to(self._device) for tensor in sampling])
+
+    def _place(self, array: npt.NDArray[np.int64]) -> Tensor:
+        device: Device = self._device
+        return Tensor.from_numpy(array).to(device)
+
+
+def _table(plan: TextPlan, width: int) -> npt.NDArray[np.int64]:
+    """The texts of a plan ``[batch, rounds * width - 1]``, as steps read them."""
+    rows = np.full((len(plan.texts), plan.rounds * width - 1), ANY_TOKEN, np.int64)
+    for row, text in zip(rows, plan.texts, strict=True):
+        row[: len(text)] = text[: len(row)]
+    return rows
