@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -359,17 +360,24 @@ def test_predictions_in_other_configurations(plain: Any, values: dict[str, Any])
                 pool._free.popitem()
             pool._users = [1 if page not in pool._free else 0 for page in range(pool.num_pages)]
     expected = generated(plain, requests(plain, 8))
-    work = TextWork(pipeline, limits_of(pipeline), None, None)  # type: ignore[arg-type]
     tokens, counts = dict[str, Tokens](), dict[str, tuple[int, int]]()
+
+    def add(events: Any) -> None:
+        for event in events:
+            if isinstance(event, TokensGenerated):
+                tokens[event.request_id] = tokens.get(event.request_id, []) + [*event.tokens]
+
+    # what is sent while calls of several steps run
+    channel: Any = SimpleNamespace(send_all=add)
+    work = TextWork(pipeline, limits_of(pipeline), channel, None)
     contexts = requests(pipeline, 8)
     for one, prediction in zip(contexts, predictions("edited", expected, 2), strict=True):
         one.prediction = PredictedText(prediction)
         work.obey(Arrival(GenerationRequest.of(one), one), False)
     while not work.idle:
         for event in work.step():
-            if isinstance(event, TokensGenerated):
-                tokens[event.request_id] = tokens.get(event.request_id, []) + [*event.tokens]
-            elif isinstance(event, PredictionVerified):
+            add([event])
+            if isinstance(event, PredictionVerified):
                 accepted, rejected = counts.get(event.request_id, (0, 0))
                 counts[event.request_id] = (
                     accepted + event.accepted_tokens,

@@ -496,7 +496,7 @@ def test_python_does_not_run_between_steps(
 ) -> None:
     """Calls of functions from the start of the native code on: as many for eight steps as for two."""
     counts, run_at = dict[int, set[int]](), Executor.run_at
-    own = drafting.replicas[0].text_rounds._joined
+    own = drafting.replicas[0].text_rounds._steps
     steps = 0
 
     def profiled(self: Executor, *arguments: Any) -> Any:

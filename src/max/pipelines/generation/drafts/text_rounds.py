@@ -104,11 +104,11 @@ class TextRounds:
     Args:
         replica: The model.
         loop: Its decode loop, whose interrupts end these steps too.
-        joined: Its graph, and `text_round_graph`.
+        steps: Its graph, and `text_round_graph`.
     """
 
-    def __init__(self, replica: RoundModel, loop: DecodeLoop, joined: ModelLoop) -> None:
-        self._replica, self._loop, self._joined = replica, loop, joined
+    def __init__(self, replica: RoundModel, loop: DecodeLoop, steps: ModelLoop) -> None:
+        self._replica, self._loop, self._steps = replica, loop, steps
         self._device = replica.model.devices[0]
 
     @classmethod
@@ -231,7 +231,7 @@ class TextRounds:
             watching = None if watch is None else partial(loop.watch, watch.pays)
             reader.begin(batch, history.reshape(plan.rounds, count, width), None, watching)
         try:
-            self._joined.run(model.decoding_inputs(inputs), lambda made: [made[2], *rest], again)
+            self._steps.run(model.decoding_inputs(inputs), lambda made: [made[2], *rest], again)
         finally:
             if reader is not None and watch is not None:
                 reader.end_watch()

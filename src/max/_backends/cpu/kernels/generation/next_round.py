@@ -78,19 +78,19 @@ class RoundState(NamedTuple):
 
 @k.inline
 def num_right(
-    rows: k.View, first: k.Value, chosen: k.View, first_chosen: k.Value, width: k.Value
+    rows: k.View, first: k.Value, choices: k.View, first_choice: k.Value, width: k.Value
 ) -> Any:
     """How many drafted tokens of a sequence are right.
 
     Args:
         rows: The tokens of the rows of all sequences.
         first: The first row of the sequence, whose last token is followed by the drafted ones.
-        chosen: The tokens that the model chooses after rows.
-        first_chosen: The place of that after the first row.
+        choices: The tokens that the model chooses after rows.
+        first_choice: The place of that after the first row.
         width: The number of rows of the sequence.
     """
     right = k.i64(0)
-    while right + 1 < width and rows[first + right + 1] == chosen[first_chosen + right]:
+    while right + 1 < width and rows[first + right + 1] == choices[first_choice + right]:
         right += 1
     return right
 
