@@ -20,7 +20,7 @@ from max._host.claims import CLAIMS_FOLDER, claim_entry
 
 fcntl = pytest.importorskip("fcntl")
 
-# is given a folder, a name, what becomes of the entry, and the seconds that it takes
+# is given a folder, a name, what becomes of the entry, the seconds that it takes, and a file that it waits for
 PROCESS = """
 import os, sys, time
 from pathlib import Path
@@ -34,11 +34,13 @@ with claims.claim_entry(folder, name, entry.exists, lambda: print("waits", flush
     else:
         print("makes", flush=True)
         time.sleep(seconds)
-        while how == "drop" and not (folder / sys.argv[5]).exists():
+        if how == "other":
+            (folder / f"{name}.claimed").touch()
+        while len(sys.argv) > 5 and not (folder / sys.argv[5]).exists():
             time.sleep(0.01)
         if how == "other":
             begin = time.monotonic()
-            with claims.claim_entry(folder, sys.argv[5], (folder / sys.argv[5]).exists) as inner:
+            with claims.claim_entry(folder, sys.argv[6], (folder / sys.argv[6]).exists) as inner:
                 pass
             print(f"{time.monotonic() - begin:.3f}", flush=True)
         if how != "drop":
@@ -83,12 +85,13 @@ def take(folder: Path, name: str = "a") -> bool:
 
 
 def test_one_of_several_processes_makes_an_entry(tmp_path: Path, processes: Any) -> None:
-    first = processes("a", "keep", 3.0)
+    first = processes("a", "keep", 0.0, "all wait")
     assert first.stdout.readline() == "makes\n"
     others = [processes("a") for _ in range(3)]
-    words = [each.communicate(timeout=60)[0] for each in others]
-    assert [each.splitlines()[-1] for each in words] == ["takes"] * 3
-    assert first.wait(10) == 0
+    assert [each.stdout.readline() for each in others] == ["waits\n"] * 3
+    (tmp_path / "all wait").touch()
+    assert [each.communicate(timeout=60)[0] for each in others] == ["takes\n"] * 3
+    assert first.wait(60) == 0
     assert not list((tmp_path / CLAIMS_FOLDER).iterdir())
 
 
@@ -103,7 +106,10 @@ def test_the_entry_of_a_process_that_is_killed_is_made_by_one_other(processes: A
 
 
 def test_processes_do_not_wait_for_each_other(processes: Any) -> None:
-    pair = [processes("a", "other", 1, "b"), processes("b", "other", 1, "a")]
+    # each asks for the other's entry when both have claimed their own
+    pair = [processes(*words) for words in [
+        ("a", "other", 0, "b.claimed", "b"), ("b", "other", 0, "a.claimed", "a"),
+    ]]  # fmt: skip
     for each in pair:
         assert each.stdout.readline() == "makes\n"
         assert float(each.stdout.readline()) < 60
