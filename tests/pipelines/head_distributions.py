@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from max.interfaces import RequestID, SamplingParams
 from max.pipelines import TextContext
+from max.pipelines.core.predicted_text import PredictedText
 from tests.pipelines.test_drafts import distribution, generated
 
 PROMPT = [11, 7, 301, 12, 95]
@@ -23,13 +25,16 @@ PARAMETERS = [
 """What leaves a small vocabulary: its texts of four tokens are counted."""
 
 
-def check_distribution(drafting: Any, model: Any, values: dict[str, Any]) -> None:
+def check_distribution(
+    drafting: Any, model: Any, values: dict[str, Any], prediction: Sequence[int] = ()
+) -> None:
     """Chi-square of texts of four tokens, from many seeds, against the products of the model's probabilities.
 
     Args:
         drafting: The pipeline.
         model: The model, in PyTorch.
         values: The sampling parameters.
+        prediction: The tokens of the prediction of each request; none: they have no prediction.
     """
     draw = np.random.default_rng(7)
     contexts = [
@@ -39,6 +44,7 @@ def check_distribution(drafting: Any, model: Any, values: dict[str, Any]) -> Non
             sampling_params=SamplingParams(
                 seed=int(draw.integers(2**62)), ignore_eos=True, **values
             ),
+            prediction=PredictedText(prediction) if prediction else None,
         )
         for number in range(COUNT)
     ]  # fmt: skip

@@ -282,6 +282,44 @@ def mean_of(seconds: float) -> Any:
     return SimpleNamespace(mean=seconds)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_which_of_two_kinds_of_drafts_is_preferred(seed: int) -> None:
+    """The one with more tokens in a time at its best length; a kind that is new to a request is tried."""
+    draw, requests, seen = np.random.default_rng(seed), 2, set[bool]()
+    for _ in range(40):
+        lengths, other = DraftLengths(8), KINDS + 1
+        assert lengths.prefers("a", requests, 5, 2, other), "nothing is measured"
+        for _ in range(2):
+            lengths.seconds.record(requests, 0, 1.0)
+        assert lengths.may_draft(requests)
+        shares = dict[int, float]()
+        for kind in (2, other):
+            right = int(draw.integers(9))
+            lengths.record_verification("b", 8, right, kind)
+            assert kind != 2 or lengths.prefers("a", requests, 5, kind, other), "it is new"
+            right = int(draw.integers(9))
+            lengths.record_verification("a", 8, right, kind)
+            shares[kind] = lengths.share("a", kind)
+        cost = float(draw.choice([0.0, 0.02, 0.1]))
+        for _ in range(3):
+            lengths.record_drafting(4, 4 * cost, other)
+        room = int(draw.integers(1, 9))
+
+        def rate(kind: int) -> float:
+            best = 1.03 * requests
+            for count in {n for n in (*TRIED, room) if n <= room}:  # noqa: B023
+                right = sum(shares[kind] ** n for n in range(1, count + 1))  # noqa: B023
+                time = 1 + 0.05 * count + (kind == other) * cost * count  # noqa: B023
+                best = max(best, (requests + right) / time)
+            return best
+
+        if abs(rate(2) - rate(other)) > 1e-6:
+            expected = rate(2) > rate(other)
+            assert lengths.prefers("a", requests, room, 2, other) == expected
+            seen.add(expected)
+    assert seen == {True, False}
+
+
 def test_other_branches_are_assumed_to_be_right_seldom() -> None:
     """One of ten times, as long as nothing is known."""
     lengths = fixed(1.0, 0.004, (0.0, 0.0), 8)
@@ -374,31 +412,34 @@ def test_runs_of_drafts_end() -> None:
         assert lengths.seconds.of(1, 2) == pytest.approx(1.1)
 
 
-def test_several_steps_with_drafts_in_a_call() -> None:
-    """Drafting for all steps but the first one is part of their time, and what they may lose is within the credit."""
+@pytest.mark.parametrize("kind", [0, KINDS + 3])
+def test_several_steps_with_drafts_in_a_call(kind: int) -> None:
+    """Drafting for all steps but the first one is part of their time, and what they may lose is within the credit: by
+    the drafter of these steps.
+    """
     lengths = DraftLengths(8)
-    assert lengths.rounds(1, 2, 8) == 8  # nothing is known yet
+    assert lengths.rounds(1, 2, 8, kind) == 8  # nothing is known yet
     for _ in range(3):
         lengths.step(["a"], 0, 0, 1.0)
     assert lengths.may_draft(1) and lengths._credit == 4.0
     for _ in range(3):
-        lengths.record_drafting(2, 0.25)
+        lengths.record_drafting(2, 0.25, kind)
         lengths.step(["a"], 2, 2, 1.25)
     # the credit is full: a step without right tokens loses a half
     lengths._credit = 1.6
-    assert lengths.rounds(1, 2, 8) == 1 + 3
-    assert lengths.rounds(1, 2, 3) == 3
+    assert lengths.rounds(1, 2, 8, kind) == 1 + 3
+    assert lengths.rounds(1, 2, 3, kind) == 3
     lengths._credit = -1.0
-    assert lengths.rounds(1, 2, 8) == 1
+    assert lengths.rounds(1, 2, 8, kind) == 1
     lengths._credit = 1.6
-    lengths.record_drafting(2, 0.25)
+    lengths.record_drafting(2, 0.25, kind)
     # four steps of 1.25 and three drafts of 0.25
-    lengths.step(["a"], 2, 5, 5.75 / 4, 4)
+    lengths.step(["a"], 2, 5, 5.75 / 4, 4, kind)
     assert lengths.seconds.of(1, 2) == pytest.approx(1.25)
     assert lengths._credit == pytest.approx(1.6 + 5 - 4 * 0.5)
     # after 64 steps with drafts a plain one is measured again
     lengths._credit = 1e9
-    assert lengths._run == 7 and lengths.rounds(1, 2, 80) == 64 - 7
+    assert lengths._run == 7 and lengths.rounds(1, 2, 80, kind) == 64 - 7
 
 
 def test_first_steps_count_as_later_ones() -> None:

@@ -15,6 +15,7 @@ from max.pipelines import TextContext
 from max.pipelines.core.exceptions import ConfigError
 from max.pipelines.generation import speculative_decoding
 from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafter
+from max.pipelines.generation.drafts.prediction import PredictionDrafter
 from max.pipelines.generation.drafts.rejection import (
     kept_tokens,
     sampled_logits,
@@ -660,10 +661,14 @@ def test_a_pipeline_drafts_for_each_of_its_copies(monkeypatch: pytest.MonkeyPatc
     drafter = pipeline._drafter
     assert (drafter._model, drafter.vocabulary, drafter._chunk) == (draft, 9, 5)
     sampler: Any = ("session", "device 0", "sampling")
-    assert [replica.drafts for replica in replicas] == [
-        (config, replica.model, sampler, replica.cache, "constraints", drafter)
-        for replica in replicas
+    given = [cast(Any, replica.drafts) for replica in replicas]
+    assert [own[:-1] for own in given] == [
+        (config, replica.model, sampler, replica.cache, "constraints") for replica in replicas
     ]
+    # predictions are of a copy, the draft model is of all of them
+    parts = [[each for _, each in own[-1].parts] for own in given]
+    assert all(isinstance(first, PredictionDrafter) and last is drafter for first, last in parts)
+    assert parts[0][0] is not parts[1][0]
     assert [cast(Any, replica).rounds for replica in replicas] == [
         ("session", replica, "small", drafter) for replica in replicas
     ]

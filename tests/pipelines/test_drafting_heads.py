@@ -25,6 +25,7 @@ from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.nn.kv_cache import CacheGroup
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.core.predicted_text import PredictedText
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.drafts.drafter import KINDS
 from max.pipelines.generation.drafts.head import HeadDrafter, _Row, _Text
@@ -251,7 +252,8 @@ def plain(folder: Path) -> Any:
 
 
 def head_drafter(pipeline: Any) -> HeadDrafter:
-    ((_, drafter),) = pipeline.replicas[0].drafts._drafter.parts
+    *_, (_, drafter) = pipeline.replicas[0].drafts._drafter.parts
+    assert isinstance(drafter, HeadDrafter)
     return drafter
 
 
@@ -346,6 +348,20 @@ def test_texts_are_those_of_the_model(drafting: Any, plain: Any) -> None:
         assert texts(drafting, 3) == wanted
         drafted, right = np.subtract(drafting.draft_counts, before)
         assert 0.08 * drafted < right < drafted
+    assert not head_drafter(drafting)._texts
+
+
+def test_predictions_come_before_the_head(drafting: Any, plain: Any) -> None:
+    """Right ones, and ones with other tokens in between; requests beside have none."""
+    wanted = texts(plain, 6)
+    for step in (1000, 11):
+        contexts = requests(6)
+        for number, (one, answer) in enumerate(zip(contexts, wanted, strict=True)):
+            parts = [answer[n : n + step] + [5, 6] for n in range(0, len(answer) // 2, step)]
+            one.prediction = PredictedText(sum(parts, [])) if number % 4 else None
+        assert generated(drafting, contexts) == wanted
+        counts = [one.prediction.take_counts()[0] for one in contexts if one.prediction]
+        assert len(counts) == 4 and min(counts) > 0
     assert not head_drafter(drafting)._texts
 
 

@@ -105,6 +105,9 @@ class EveryLength(DraftLengths):
     def length(self, request_id, requests, drafted, room, kind=0):
         return min(self.most, room)
 
+    def prefers(self, *arguments):
+        return True
+
     def kept_of_tree(self, request_id, requests, *arguments):
         known = self.seconds.plain(requests) is not None
         return super().kept_of_tree(request_id, requests, *arguments) if known else []

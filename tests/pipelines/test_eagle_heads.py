@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from max.pipelines.core.exceptions import ConfigError
+from max.pipelines.core.predicted_text import PredictedText
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.engine import Engine
 from tests.architectures.llama_harness import relative_error, vary_vectors
@@ -34,6 +35,7 @@ from tests.pipelines.test_drafting_heads import (
     texts,
     vocabulary,
 )
+from tests.pipelines.test_drafts import generated
 from tests.programs.architectures import TINY, random_checkpoint
 
 SIZE, HEADS, PLACES, PREDICTED = 32, 4, [1, 2, 3], 300
@@ -165,6 +167,9 @@ def check_drafts(
         engine.step()
         if one.is_done or one.active_idx < one.end_idx or not one.draft_tokens:
             continue
+        if not logits:  # a prediction has drafted them
+            assert one.prediction is not None
+            continue
         tokens = one.all_tokens.tolist()
         with torch.no_grad():
             # the first of these states is that of the embeddings
@@ -194,6 +199,26 @@ def test_texts_are_those_of_the_model(drafting: Any, folders: tuple[Path, Path])
     assert drafting.draft_counts[0] > 100
 
 
+def test_the_head_reads_what_a_prediction_has_drafted(
+    made: Any, drafting: Any, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks; the logits of its drafts after the prediction are those of the formula."""
+    drafter = head_drafter(drafting)
+    monkeypatch.setattr(drafter, "_chunk", 7)
+    logits = recorded_logits(drafter, monkeypatch)
+    prompt = np.random.default_rng(5).integers(3, vocabulary(), 21).tolist()
+    plain = request(prompt, 40)
+    (answer,) = generated(pipeline_of(folders[0], 0), [plain])
+    # the second one is wrong at a place, and goes on
+    for prediction in (answer[:20], [*answer[:9], 5, *answer[10:20]]):
+        engine, one = Engine(drafting, limits_of(drafting)), request(prompt, 40)
+        one.prediction = PredictedText(prediction)
+        engine.submit(one)
+        check_drafts(made, one, engine, logits, lambda: None)
+        assert one.generated_tokens.tolist() == answer
+        assert one.prediction.take_counts()[0] >= 12
+
+
 @pytest.mark.parametrize("values", PARAMETERS, ids=str)
 def test_sampled_texts_have_the_distribution_of_the_model(
     made: Any, drafting: Any, values: dict[str, Any]
@@ -208,6 +233,7 @@ def test_sampled_texts_have_the_distribution_of_the_model(
             drafted.update(one.draft_tokens)
     likely = {token: 9.0 for token, _ in drafted.most_common(8)}
     check_distribution(drafting, made[0], dict(values, logit_bias=likely))
+    check_distribution(drafting, made[0], dict(values, logit_bias=likely), [*likely] * 3)
 
 
 def test_what_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:

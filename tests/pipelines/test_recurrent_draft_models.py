@@ -13,6 +13,7 @@ import torch
 
 from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.core.predicted_text import PredictedText
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from tests.architectures.llama_harness import relative_error
 from tests.pipelines.test_draft_models import texts
@@ -83,13 +84,19 @@ def released(pipeline: Any) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"prefill_chunk_size": 16, "enable_in_flight_batching": True}],
-    ids=["", "chunks"],
+    [
+        {},
+        {"prefill_chunk_size": 16, "enable_in_flight_batching": True},
+        {"predicted": 0.5},
+    ],
+    ids=["", "chunks", "predictions"],
 )
 def test_drafts_are_those_of_the_draft_model(
     family: str, folders: tuple[Path, Path], values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each drafted token is the one that the model of transformers writes after the text of the request."""
+    values = dict(values)
+    predicted = values.pop("predicted", 0)
     pipeline = pipeline_of(*folders, num_speculative_tokens=4, **values)
     drafter, found = pipeline._drafter, list[tuple[list[int], list[int]]]()
     propose = drafter.propose_all
@@ -102,8 +109,15 @@ def test_drafts_are_those_of_the_draft_model(
         return drafts
 
     monkeypatch.setattr(drafter, "propose_all", recorded)
-    answers = texts(pipeline, contexts_of(3))
-    assert answers == texts(pipeline_of(folders[0], None, **values), contexts_of(3))
+    answers, contexts = (
+        texts(pipeline_of(folders[0], None, **values), contexts_of(3)),
+        contexts_of(3),
+    )
+    # tokens that the draft model has not written, and wrong ones between
+    for one, answer in zip(contexts, answers, strict=True) if predicted else ():
+        half = answer[: int(predicted * len(answer))]
+        one.prediction = PredictedText([*half[:6], 5, 5, *half[7:]])
+    assert texts(pipeline, contexts) == answers
     metrics = pipeline.metrics
     assert 0.05 < metrics.acceptance_rate < 0.95, "wrong and right tokens"
     draft, near = draft_of(family), 0
@@ -114,7 +128,7 @@ def test_drafts_are_those_of_the_draft_model(
             # the likeliest one, but for rounding
             assert logits[place].max() - logits[place][token] < 1e-3
             near += token != int(logits[place].argmax())
-    assert sum(len(tokens) for _, tokens in found) > 60 and near < 3
+    assert sum(len(tokens) for _, tokens in found) > (30 if predicted else 60) and near < 3
     released(pipeline)
 
 

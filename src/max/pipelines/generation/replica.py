@@ -237,7 +237,7 @@ class Replica(Generic[TextGenerationContextType]):
         if self.drafts is not None:
             self.drafts.drop(batch)
             if self.rounds is not None and not enable_log_probs:
-                plan = self.rounds.plan(batch, num_steps, self.drafts.lengths)
+                plan = self.rounds.plan(batch, num_steps, self.drafts)
                 if plan is not None:
                     return self._run_rounds(self.rounds, self.drafts, batch, plan, begin)
             # without a reader nobody sees the tokens of a call that runs

@@ -29,6 +29,8 @@ from max.pipelines.generation.batch_pipeline import StepResult
 from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafter
 from max.pipelines.generation.drafts.draft_rounds import DraftRounds
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
+from max.pipelines.generation.drafts.drafter import DraftersInTurn
+from max.pipelines.generation.drafts.prediction import PredictionDrafter
 from max.pipelines.generation.drafts.rejection import (
     kept_tokens,
     pad_rows,
@@ -150,7 +152,8 @@ class SpeculativeDecodingTextGenerationPipeline(
                 self._sampler,
                 replica.cache,
                 self._constraints,
-                self._drafter,
+                # what a client expects comes before a guess, and takes no steps
+                DraftersInTurn([PredictionDrafter(), self._drafter]),
             )
             if replica.drafts is not None:
                 replica.rounds = DraftRounds.of(

@@ -27,7 +27,7 @@ from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.core.draft_tree import draft_length, tree_parents
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafter
-from max.pipelines.generation.drafts.lengths import DraftLengths
+from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
 from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
 from max.pipelines.kv_cache.manager import PagedKVCacheManager
@@ -298,26 +298,30 @@ class DraftRounds:
         return cls(replica, loop, draft, drafter, models)
 
     def plan(
-        self, batch: Sequence[TextGenerationContext], most: int, lengths: DraftLengths
+        self, batch: Sequence[TextGenerationContext], most: int, drafts: DraftSteps
     ) -> RoundPlan | None:
         """The rounds in which a batch can run, whose pages are reserved; None: it runs one step.
 
         Args:
             batch: The requests.
             most: The maximum number of rounds.
-            lengths: Says how many may run.
+            drafts: Has drafted their tokens, and says how many rounds may run.
         """
         if most < 2 or not all(map(takes_rounds, batch)) or not all(map(draft_length, batch)):
             return None
         if not JoinedModels.run_together(self._models):
             return None  # such as while it is profiled
         contexts = [context for context in batch if isinstance(context, TextContext)]
+        # the tokens of others may be those of the draft model by chance
+        if not drafts.are_of_steps(contexts):
+            return None
         length = min(context.draft_length for context in contexts)
         texts = [self._drafter.written_text(context, length) for context in contexts]
         if None in texts:
             return None
         found = [text for text in texts if text is not None]
-        rounds = lengths.rounds(len(batch), length * len(batch), most)
+        kind = drafts.kind_of_steps or 0
+        rounds = drafts.lengths.rounds(len(batch), length * len(batch), most, kind)
         longest = min(self._replica.model.max_seq_len, self._draft.model.max_seq_len)
         rooms = [min(context.max_length, longest) - 1 for context in contexts]
         width = length + 1

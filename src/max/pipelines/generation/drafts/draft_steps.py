@@ -130,6 +130,20 @@ class DraftSteps:
         trees = cache.params.verifies_trees
         return cls(drafter, most, sampler, constraints, slots, trees)
 
+    @property
+    def kind_of_steps(self) -> int | None:
+        """The first kind of the drafts of a model, whose tokens take steps of it; None: no drafter is a model."""
+        return next((kind for kind, each in self._drafter.parts if each.takes_steps), None)
+
+    def are_of_steps(self, batch: Iterable[TextContext]) -> bool:
+        """Whether the drafts of requests are those of a model, whose tokens take steps of it.
+
+        Args:
+            batch: The requests.
+        """
+        first = self.kind_of_steps
+        return first is not None and all(self._drafter.kind(c) >= first for c in batch)
+
     def warm_up(self) -> None:
         """Loads the graph that samples the rows of drafts before the first draft; thread-safe."""
         self._sampler.load_plain()
@@ -267,12 +281,19 @@ class DraftSteps:
                 self._drafter.drafted_by(context.request_id, drafter)
                 if drafter.takes_steps:
                     context.set_draft(_tokens_within_grammar(context, tokens))
-                else:
+                elif self._is_preferred(context, room, requests):
                     self._set_draft(context, drafter, tokens, room, requests, count)
                 count += context.draft_length
             seconds = time.perf_counter() - begin
             self.lengths.record_drafting(count - before, seconds, first_kind)
             left = [(context, room) for context, room in left if not context.draft_length]
+
+    def _is_preferred(self, context: TextContext, room: int, requests: int) -> bool:
+        """Whether the last guess of a request is used if a model may draft in its place."""
+        other, kind = self.kind_of_steps, self._drafter.kind(context)
+        return other is None or self.lengths.prefers(
+            context.request_id, requests, room, kind, other
+        )
 
     def _set_draft(
         self,
@@ -386,15 +407,15 @@ class DraftSteps:
             num_accepted: The number of right ones of all steps.
             begin: When it began.
             steps: The number of its steps.
-            drafts_inside: As for `DraftLengths.step`.
+            drafts_inside: Whether a model has drafted the tokens of all steps but the first one in this time.
         """
         requests, now = [context.request_id for context in batch], time.perf_counter()
         if requests == self._last:
             # from the end of the last one on: what runs between executions is a cost of each
             begin = self._ended
         self._last = requests
-        seconds = (now - begin) / steps
-        self.lengths.step(requests, num_drafted, num_accepted, seconds, steps, drafts_inside)
+        seconds, kind = (now - begin) / steps, (self.kind_of_steps or 0) if drafts_inside else None
+        self.lengths.step(requests, num_drafted, num_accepted, seconds, steps, kind)
 
     def text(self, context: TextContext, most: int) -> Sequence[int]:
         """The draft of a request, and what follows it in the text where it was found; none if it is of no text.
@@ -464,12 +485,12 @@ def _drafter_of(
     config: PipelineConfig, model: PipelineModel[Any], cache: PagedKVCacheManager
 ) -> Drafter:
     """The drafter of a configuration: look-up in the request's prediction, in recent answers, of which a longer run
-    must be equal, then in the request's own text, which costs no step; then a head of the checkpoint; only this one if
-    the configuration says so.
+    must be equal, then in the request's own text, which costs no step; then a head of the checkpoint; if the
+    configuration names a head, only this one after the prediction.
     """
-    drafters: list[Drafter] = [PredictionDrafter(), RecentAnswersDrafter(), LookupDrafter()]
-    if config.speculative_method in (SpeculativeMethod.mtp, SpeculativeMethod.eagle3):
-        drafters = []
+    drafters: list[Drafter] = [PredictionDrafter()]
+    if config.speculative_method not in (SpeculativeMethod.mtp, SpeculativeMethod.eagle3):
+        drafters += [RecentAnswersDrafter(), LookupDrafter()]
     if (head := model.load_drafting_head()) is not None:
         loop = DecodeLoop.of(model.session, head)
         drafters.append(HeadDrafter(head, cache, loop, config.prefill_chunk_size))

@@ -145,11 +145,34 @@ class DraftLengths:
             room: The maximum number of tokens.
             kind: The kind of the draft.
         """
-        most = min(self.most, room)
+        chances = self._chances(request_id, room, kind)
+        return self._best(requests, num_drafted, chances, kind)[1]
+
+    def _chances(self, request_id: RequestID, room: int, kind: int) -> list[float]:
+        """The probability of each token of a chain to be right: one counts only if all before it are right."""
         share = self.share(request_id, kind)
-        # a token counts only if all before it are right
-        chances = [share**count for count in range(1, most + 1)]
-        return self._best_count(requests, num_drafted, chances, kind)
+        return [share**count for count in range(1, min(self.most, room) + 1)]
+
+    def prefers(
+        self, request_id: RequestID, requests: int, room: int, kind: int, other: int
+    ) -> bool:
+        """Whether drafts of a kind are expected to give no fewer tokens in a time than those of another one, or are new
+        to a request.
+
+        Args:
+            request_id: The request.
+            requests: The number of requests of the next step.
+            room: The maximum number of tokens.
+            kind: The kind of the draft.
+            other: That of the draft which is made otherwise.
+        """
+        if self.seconds.plain(requests) is None or kind not in self._shares.get(request_id, {}):
+            return True
+        rate, rate_of_other = (
+            self._best(requests, 0, self._chances(request_id, room, each), each)[0]
+            for each in (kind, other)
+        )
+        return rate >= rate_of_other
 
     def kept_of_tree(
         self,
@@ -186,13 +209,14 @@ class DraftLengths:
         # no token is likelier than its parent, which comes first among equal ones
         order = sorted(range(len(parents)), key=lambda index: -chances[index])
         order = order[: min(self.most, room)]
-        count = self._best_count(requests, num_drafted, [chances[index] for index in order], kind)
+        _, count = self._best(requests, num_drafted, [chances[index] for index in order], kind)
         return sorted(order[:count])
 
-    def _best_count(
+    def _best(
         self, requests: int, num_drafted: int, chances: Sequence[float], kind: int
-    ) -> int:
-        """The number of tokens to draft for a request.
+    ) -> tuple[float, int]:
+        """The number of tokens to draft for a request, after the tokens a second that are expected of the step; those
+        that a draft must give, if there is none.
 
         Args:
             requests: The number of requests of the next step.
@@ -201,7 +225,7 @@ class DraftLengths:
             kind: The kind of the draft.
         """
         if not self.may_draft(requests):
-            return 0
+            return 0.0, 0
         plain, before = self._seconds_of(requests, 0), self._seconds_of(requests, num_drafted)
         drafting = self._drafting.get(kind // KINDS) or DraftingSeconds()
         # what each draft takes is spent already if another request has one
@@ -225,9 +249,9 @@ class DraftLengths:
             )
             if rate > best:
                 best, length = rate, count
-        return length
+        return best, length
 
-    def rounds(self, requests: int, num_drafted: int, most: int) -> int:
+    def rounds(self, requests: int, num_drafted: int, most: int, kind: int = 0) -> int:
         """The number of steps with drafts that one call may run, if each verifies as many tokens: what they lose if
         none is right stays within the credit.
 
@@ -235,11 +259,13 @@ class DraftLengths:
             requests: The number of requests.
             num_drafted: The number of drafted tokens of a step.
             most: The maximum number of steps.
+            kind: The kind of the drafts.
         """
         plain = self.seconds.plain(requests)
         if plain is None or self._credit is None:
             return most
-        loss = self._seconds_of(requests, num_drafted) + self._drafting_seconds(num_drafted) - plain
+        drafting = self._drafting_seconds(num_drafted, kind)
+        loss = self._seconds_of(requests, num_drafted) + drafting - plain
         affordable = most if loss <= 0 else 1 + int(max(self._credit, 0.0) / loss)
         return max(1, min(most, self.steps_with_drafts, affordable))
 
@@ -248,9 +274,9 @@ class DraftLengths:
         """The number of steps with drafts before a plain one is measured again."""
         return LONGEST_RUN - self._run
 
-    def _drafting_seconds(self, num_drafted: int) -> float:
-        """The estimated duration of drafting by the first drafter; 0 before it was measured."""
-        known = self._drafting.get(0)
+    def _drafting_seconds(self, num_drafted: int, kind: int) -> float:
+        """The estimated duration of drafting by the drafter of a kind; 0 before it was measured."""
+        known = self._drafting.get(kind // KINDS)
         return known.of(num_drafted) if known else 0.0
 
     def record_verification(
@@ -298,7 +324,7 @@ class DraftLengths:
         num_accepted: int,
         seconds: float,
         steps: int = 1,
-        drafts_inside: bool = True,
+        inside_kind: int | None = 0,
     ) -> None:
         """Records an execution.
 
@@ -308,15 +334,17 @@ class DraftLengths:
             num_accepted: The number of right ones of all its steps.
             seconds: The duration of each of its steps.
             steps: The number of its steps.
-            drafts_inside: Whether a model has drafted the tokens of all steps but the first one in this time.
+            inside_kind: The kind of the drafts that a model has made of all steps but the first one in this time; None:
+                they were made before.
         """
         requests, run = len(request_ids), self._run
         plain = self.seconds.plain(requests)
         self._run = run + steps if num_drafted else 0
         inside = 0.0
-        if num_drafted and steps > 1 and drafts_inside:
+        if num_drafted and steps > 1 and inside_kind is not None:
             # what is left of the time is that of steps alone; both together are what was measured
-            inside = min(self._drafting_seconds(num_drafted) * (steps - 1), seconds * steps / 2)
+            inside = self._drafting_seconds(num_drafted, inside_kind) * (steps - 1)
+            inside = min(inside, seconds * steps / 2)
             seconds -= inside / steps
         self._rest = 0 if num_drafted else self._rest + steps
         if not num_drafted and self._rest // LONGEST_REST > (self._rest - steps) // LONGEST_REST:
