@@ -160,6 +160,7 @@ def test_a_row_that_ends_a_sequence_is_not_delivered() -> None:
 def test_when_the_history_is_read(monkeypatch, step_s: float, first: float, later: float) -> None:
     """Late in the first step, as nothing is there before, then four times in a step; not too often."""
     waits, enough, now = list[float](), threading.Event(), [0.0]
+    others = set(threading.enumerate())  # those of earlier tests may still end
 
     def sleep(seconds: float) -> None:
         waits.append(seconds)
@@ -176,7 +177,7 @@ def test_when_the_history_is_read(monkeypatch, step_s: float, first: float, late
     reader.end(4)
     reader.begin(batch, history)
     assert enough.wait(WAIT_S)
-    (thread,) = (one for one in threading.enumerate() if one.name == "engine steps")
+    (thread,) = set(threading.enumerate()) - others
     assert thread.daemon, "a process may end without an end of its reader"
     reader.close()
     thread.join(WAIT_S)
