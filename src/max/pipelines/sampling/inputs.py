@@ -106,17 +106,20 @@ class SamplingInputs:
         # on the host the tensors are the arrays themselves, so `advance` can write to them
         return inputs
 
-    def advance(self, batch: Sequence[TextGenerationContext], step: int = 0) -> SamplingInputs:
+    def advance(
+        self, batch: Sequence[TextGenerationContext], step: int | Sequence[int] = 0
+    ) -> SamplingInputs:
         """The parameters of a later token of the same requests; on the host the seeds are updated in place.
 
         Args:
             batch: The requests in the same order.
-            step: The number of the step, in an execution of several.
+            step: As for :meth:`of`.
         """
         if self._seeds is None or any(map(_changes_temperature, batch)):
             return SamplingInputs.of(batch, self.seed.device, step)
-        for row, context in enumerate(batch):
-            self._seeds[row] = step_seed(context.sampling_params.seed, context.active_idx + step)
+        steps = [step] * len(batch) if isinstance(step, int) else step
+        for row, (context, number) in enumerate(zip(batch, steps, strict=True)):
+            self._seeds[row] = step_seed(context.sampling_params.seed, context.active_idx + number)
         return self
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from max.driver import Device, Tensor
+from max.driver import CPU, Device, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession
 from max.engine.load.staged_graphs import load_staged_graph
@@ -36,6 +36,7 @@ from max.pipelines.generation.drafts.draft_rounds import (
 )
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.steps.decode_loop import DecodeLoop
+from max.pipelines.generation.steps.reusable_inputs import has_same_requests
 from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
 from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.models.decoder.model import DecoderInputs
@@ -110,6 +111,13 @@ class TextRounds:
     def __init__(self, replica: RoundModel, loop: DecodeLoop, steps: ModelLoop) -> None:
         self._replica, self._loop, self._steps = replica, loop, steps
         self._device = replica.model.devices[0]
+        self._done, self._again = (
+            loop.share_memory(kind, (1,)) for kind in (DType.int64, DType.uint8)
+        )
+        self._greedy = greedy(0, self._device)
+        self._last_batch: list[TextGenerationContext] = []
+        self._last_lengths: list[int] = []
+        self._last_sampling: SamplingInputs | None = None
 
     @classmethod
     def of(cls, session: InferenceSession, replica: RoundModel) -> TextRounds | None:
@@ -212,15 +220,17 @@ class TextRounds:
         if type(inputs) is not DecoderInputs:
             raise TypeError(f"rounds of {type(inputs).__name__}")
         # its own tokens are not read: the cheapest ones
-        inputs.update(sampling=greedy(count, self._device))
+        if self._greedy.seed.num_elements != count:
+            self._greedy = greedy(count, self._device)
+        inputs.update(sampling=self._greedy)
         cache = inputs.kv_cache_inputs
         assert isinstance(cache, RaggedKVCacheInputs)
         sampling = self._sampling(batch, plan.lengths, width)
         # [rounds, batch * width]: the reader polls its rows while native code writes them
         history_tensor, history = loop.share_memory(DType.int64, (plan.rounds, count * width))
         history[:] = NO_TOKEN
-        done_tensor, done = loop.share_memory(DType.int64, (1,))
-        again, _ = loop.share_memory(DType.uint8, (1,))
+        (done_tensor, done), (again, _) = self._done, self._again
+        done[0] = 0
         rest = [
             *list(sampling)[:-1], *loop.constants(batch), inputs.input_row_offsets,
             self._place(_table(plan, width)), loop.interrupt_flag,
@@ -244,16 +254,29 @@ class TextRounds:
     ) -> SamplingInputs:
         """The parameters of all rows with logits ``[batch * width]``."""
         repeated = [context for context in batch for _ in range(width)]
-        # the places of a request with fewer rows come last
+        # the places of a request with fewer rows come last; the first row stands for those that it lacks
         places = [
             place - width for length in lengths for place in range(length + 1, width + length + 1)
         ]
-        sampling = SamplingInputs.of(repeated, None, [max(place, 0) for place in places])
-        # the first row stands for those that a request lacks: the cheapest choice
-        lacking = np.array(places) < 0
-        sampling.temperature.to_numpy()[lacking] = 0
-        sampling.top_k.to_numpy()[lacking] = 1
-        return SamplingInputs(*[tensor.to(self._device) for tensor in sampling])
+        steps, last = [max(place, 0) for place in places], self._last_sampling
+        if (
+            last is None
+            or lengths != self._last_lengths
+            or not has_same_requests(batch, self._last_batch)
+        ):
+            # on the host, where the seeds of the next call are written in place
+            made = SamplingInputs.of(repeated, None, steps)
+            lacking = np.array(places) < 0
+            # the cheapest choice
+            made.temperature.to_numpy()[lacking] = 0
+            made.top_k.to_numpy()[lacking] = 1
+            self._last_batch, self._last_lengths = list(batch), list(lengths)
+        else:
+            made = last.advance(repeated, steps)
+        self._last_sampling = made
+        if self._device == CPU():
+            return made
+        return SamplingInputs(*[tensor.to(self._device) for tensor in made])
 
     def _place(self, array: npt.NDArray[np.int64]) -> Tensor:
         device: Device = self._device
