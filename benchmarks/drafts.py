@@ -39,6 +39,7 @@ from max.pipelines.generation.drafts.lengths import DraftLengths
 from max.pipelines.generation.drafts.lookup import LookupDrafter
 from max.pipelines.generation.drafts.prediction import PredictionDrafter
 from max.pipelines.generation.drafts.recent_answers import RecentAnswersDrafter
+from max.pipelines.generation.drafts.text_rounds import TextRounds
 from max.pipelines.generation.drafts.vocabularies import vocabulary_size
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.replica import Replica
@@ -49,8 +50,9 @@ Answers = dict[RequestID, list[int]]
 
 @contextmanager
 def answered(answers: Answers) -> Iterator[None]:
-    """Replaces the tokens that models choose by those of known answers, at the place of each."""
-    choose, choose_rows = Replica._next_tokens, DraftedRows.choose
+    """Replaces the tokens that models choose by those of known answers, at the place of each; of calls of several steps
+    they cannot be replaced, so drafts are verified by single ones (`benchmarks.text_drafts` has the others)."""
+    choose, choose_rows, plan = Replica._next_tokens, DraftedRows.choose, TextRounds.plan
 
     def known(context: Any, place: int) -> int:
         answer = answers[context.request_id]
@@ -69,10 +71,11 @@ def answered(answers: Answers) -> Iterator[None]:
         return chosen
 
     Replica._next_tokens, DraftedRows.choose = tokens, rows
+    TextRounds.plan = lambda self, batch, most, drafts, is_watched: None
     try:
         yield
     finally:
-        Replica._next_tokens, DraftedRows.choose = choose, choose_rows
+        Replica._next_tokens, DraftedRows.choose, TextRounds.plan = choose, choose_rows, plan
 
 
 class KnownDrafter(Drafter):

@@ -154,7 +154,9 @@ def test_texts_are_those_of_plain_steps(
         assert max(rounds_of(ran)) > 1
 
 
-def test_requests_that_are_not_read(plain: Any, drafting: Any, ran: list[Any]) -> None:
+def test_requests_that_are_not_read(
+    plain: Any, drafting: Any, ran: list[Any], answer: Tokens
+) -> None:
     """Of those a call has several steps only if each request has a text: nobody sees where a draft would pay."""
     expected = generated(plain, requests(plain, 4))
     contexts = requests(drafting, 4)
@@ -163,6 +165,16 @@ def test_requests_that_are_not_read(plain: Any, drafting: Any, ran: list[Any]) -
     assert generated(drafting, contexts) == expected
     assert all(all(plan.lengths) for plan, _ in ran)
     assert any(len(plan.lengths) > 1 for plan, _ in ran) and max(rounds_of(ran)) > 2
+    one, other = drafted(drafting, greedy(drafting, TEXT, 99, answer)), greedy(drafting, TEXT, 99)
+    run(drafting, 1, other)
+    other.set_draft(())
+    rounds, drafts = drafting.replicas[0].text_rounds, drafting.replicas[0].drafts
+    assert rounds.plan([one, other], 8, drafts, False) is None
+    plan = rounds.plan([one, other], 8, drafts, True)
+    assert (plan.rounds, plan.lengths, plan.texts[1]) == (8, [5, 0], ())
+    for each in (one, other):
+        drafting.release(each.request_id)
+    released(drafting)
 
 
 def test_a_text_that_is_right_to_its_end(
@@ -178,6 +190,14 @@ def test_a_text_that_is_right_to_its_end(
         assert all((found.num_accepted == 5).all() for _, found in ran)
     # six tokens a step: 400 of them, the plain ones between aside
     assert len(ran) <= 400 // 48 + 3
+    # a longer text: the last step has room for all of its tokens
+    for new in (13, 20, 47):
+        one = drafted(drafting, greedy(drafting, TEXT, new, answer))
+        left = one.max_length - one.end_idx
+        ran.clear()
+        run(drafting, 8, one)
+        assert [plan.rounds for plan, _ in ran] == [left // 6] * (left >= 12)
+        drafting.release(one.request_id)
     ran.clear()
     # a text of 21 tokens, from the place on where it is drafted first
     one = drafted(drafting, greedy(drafting, TEXT, 200, answer[:21]))
@@ -205,6 +225,31 @@ def test_a_call_ends_where_a_text_does_not_go_on(
         assert rounds_of(ran) == [steps + 1] and ran[0][0].rounds == 8
         assert ran[0][1].num_accepted.ravel().tolist() == [5] * steps + [right]
         assert one.generated_tokens.tolist() == answer[: place + 1]
+    released(drafting)
+
+
+def test_batches_in_turn(plain: Any, drafting: Any, ran: list[Any], answer: Tokens) -> None:
+    """Each has the parameters of its own requests: one is greedy, one sampled."""
+    params = SamplingParams(temperature=1.5, top_k=40, seed=5, ignore_eos=True)
+
+    def sampled(pipeline: Any, text: Tokens) -> TextContext:
+        one = greedy(pipeline, TEXT, 120, text)
+        one.sampling_params = params
+        return one
+
+    (other,) = generated(plain, [sampled(plain, [])])
+    assert other != answer[:120]
+    one, two = greedy(drafting, TEXT, 120, answer), sampled(drafting, other)
+    for each in (one, two):
+        drafted(drafting, each)
+    while not (one.is_done and two.is_done):
+        for each in (one, two):
+            if not each.is_done:
+                run(drafting, 3, each)
+    for each, text in ((one, answer), (two, other)):
+        assert each.generated_tokens.tolist() == text[:120]
+        drafting.release(each.request_id)
+    assert rounds_of(ran).count(3) > 6 and (ran[0][1].num_accepted == 5).all()
     released(drafting)
 
 

@@ -106,6 +106,9 @@ class Replica(Generic[TextGenerationContextType]):
                 # the graph of the decode loop
                 work = partial(next_step_model, session, devices[0])
                 stack.enter_context(while_compiling(session, work))
+                if config.drafts_tokens:
+                    work = partial(text_rounds.text_round_model, session, devices[0])
+                    stack.enter_context(while_compiling(session, work))
             load = partial(load_model, pipeline_model, weight_adapters, config, session, devices)
             self.model: PipelineModel[TextGenerationContextType] = load()
         self.prompt_logits = PromptLogits(

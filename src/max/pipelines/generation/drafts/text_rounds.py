@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from max.driver import CPU, Device, Tensor
 from max.dtype import DType
-from max.engine import InferenceSession
+from max.engine import InferenceSession, Model
 from max.engine.load.staged_graphs import load_staged_graph
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Dim, Graph, TensorType, ops
@@ -42,7 +42,7 @@ from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.models.decoder.model import DecoderInputs
 from max.pipelines.sampling.inputs import SamplingInputs, sampling_input_types
 
-__all__ = ["TextPlan", "TextRounds", "text_round_graph"]
+__all__ = ["TextPlan", "TextRounds", "text_round_graph", "text_round_model"]
 
 ANY_TOKEN = -1
 """Stands for the text of a request without one."""
@@ -83,6 +83,14 @@ def text_round_graph(device: DeviceRef) -> Graph:
         stage_declared("next_text_round.ragged.paged", [chosen, *read, *changed])
         graph.output()
     return graph
+
+
+def text_round_model(session: InferenceSession, device: Device) -> Model:
+    """Loads `text_round_graph`."""
+    ref = DeviceRef.from_device(device)
+    return load_staged_graph(
+        session, f"next_text_round {ref}", {}, lambda: (text_round_graph(ref), {})
+    )
 
 
 class TextPlan(NamedTuple):
@@ -131,10 +139,7 @@ class TextRounds:
         # the rows of a recurrent state cannot be taken back by a length
         if loop is None or graph is None or replica.cache.slots is not None or len(devices) > 1:
             return None
-        ref = DeviceRef.from_device(devices[0])
-        after = load_staged_graph(
-            session, f"next_text_round {ref}", {}, lambda: (text_round_graph(ref), {})
-        )
+        after = text_round_model(session, devices[0])
         return cls(replica, loop, ModelLoop(graph, after)) if ModelLoop.supports(after) else None
 
     def plan(
