@@ -26,6 +26,9 @@ from max.pipelines.generation.drafts.text_rounds import TextPlan, TextRounds, te
 from max.pipelines.generation.engine import Engine, Failure
 from max.pipelines.generation.steps.step_reader import StepReader
 from max.pipelines.sampling.inputs import step_seed
+from tests.pipelines.test_draft_models import pipeline_of as pipeline_of_models
+from tests.pipelines.test_draft_models import released as released_models
+from tests.pipelines.test_draft_models import smaller, texts
 from tests.pipelines.test_draft_rounds import expected_round
 from tests.pipelines.test_drafts import (
     LENGTH,
@@ -37,6 +40,8 @@ from tests.pipelines.test_drafts import (
     requests,
 )
 from tests.pipelines.test_predictions import predictions
+
+__all__ = ["smaller"]
 
 Tokens = list[int]
 
@@ -330,20 +335,22 @@ def test_a_longer_draft_is_made_first(drafting: Any, answer: Tokens) -> None:
     one.set_draft(tokens[:2])
     kind = drafts._drafter.kind(one)
     assert drafts._drafter.kind(one, 3) > kind
-    length = drafts.lengths.length
     try:
         for later, planned in ((2, True), (1, True), (4, False)):
             drafts.lengths.length = lambda *given, n=later: n if given[-1] > kind else 2
             assert (rounds.plan([one], 8, drafts, False) is not None) == planned
+        drafts.lengths.length = lambda *given: 2
+        assert rounds.plan([one], 1, drafts, False) is None
+        # the draft of another text, and one of a tree
+        assert drafts.text(one, 9) == answer[len(one.generated_tokens) :][:9]
+        one.set_draft([tokens[0], (tokens[1] + 1) % 99])
+        assert drafts.text(one, 9) == () and rounds.plan([one], 8, drafts, False) is None
+        one.set_draft(tokens[:2], [-1, -1])
+        assert rounds.plan([one], 8, drafts, False) is None
+        one.set_draft(tokens[:2])
+        assert rounds.plan([one], 8, drafts, False).rounds == 8
     finally:
-        drafts.lengths.length = length
-    assert rounds.plan([one], 1, drafts, False) is None
-    # the draft of another text, and one of a tree
-    assert drafts.text(one, 9) == answer[len(one.generated_tokens) :][:9]
-    one.set_draft([tokens[0], (tokens[1] + 1) % 99])
-    assert rounds.plan([one], 8, drafts, False) is None
-    one.set_draft([tokens[0], tokens[1]], [-1, -1])
-    assert rounds.plan([one], 8, drafts, False) is None
+        del drafts.lengths.length
     # few steps are left before a plain one is measured
     one.set_draft(tokens)
     before = drafts.lengths._run
@@ -371,7 +378,7 @@ def test_what_is_recorded_of_a_call(
     ]
     ((ids, count, accepted, seconds, number, inside),) = steps
     assert (ids, count, accepted, number) == ([one.request_id], 5, 5 * full + right, full + 1)
-    assert seconds > 0 and not inside
+    assert seconds > 0 and inside is None
     drafting.release(one.request_id)
     released(drafting)
 
@@ -537,6 +544,24 @@ def test_a_model_with_windows(windows: Path, ran: list[Any]) -> None:
     released(drafting)
 
 
+def test_predictions_beside_a_draft_model(
+    smaller: Path, plain: Any, ran: list[Any], answer: Tokens
+) -> None:
+    """The draft model reads what the calls have given before it drafts again."""
+    pipeline: Any = pipeline_of_models(smaller, num_speculative_tokens=4, max_num_steps=8)
+    changed = [*answer[:70], *answer[90:150], 7, *answer[151:]]
+    for prediction in (answer, changed):
+        ran.clear()
+        found = texts(pipeline, [greedy(pipeline, TEXT, 300, prediction)])
+        assert found == [answer[:300]] and max(rounds_of(ran)) > 4
+    expected = generated(plain, requests(plain, 9))
+    contexts = requests(pipeline, 9)
+    for one, tokens in zip(contexts, predictions("edited", expected, 1), strict=True):
+        one.prediction = PredictedText(tokens)
+    assert texts(pipeline, contexts) == expected
+    released_models(pipeline)
+
+
 def test_python_does_not_run_between_steps(
     drafting: Any, ran: list[Any], answer: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,7 +607,7 @@ def test_the_graph_between_two_steps(seed: int) -> None:
     offsets = np.concatenate([[0], np.cumsum(widths)]).astype(np.uint32)
     model = InferenceSession().load(text_round_graph(DeviceRef.CPU()))
     first = draw.integers(0, 2**64, batch, np.uint64)
-    ends = draw.integers(-1, 60, (batch, int(draw.integers(0, 4))))
+    ends = draw.integers(-1, 20, (batch, int(draw.integers(0, 4))))
     texts = draw.integers(0, vocab, (batch, rounds * width - 1))
     texts[draw.random(batch) < 0.3] = -1
     lengths = draw.integers(1, 99, batch, np.uint32)

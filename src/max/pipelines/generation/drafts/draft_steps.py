@@ -425,8 +425,7 @@ class DraftSteps:
             most: The maximum number of tokens.
         """
         tokens = self._drafter.text(context, most)
-        same = tuple(tokens[: context.draft_length]) == context.draft_tokens
-        return tokens if same and not tree_parents(context) else ()
+        return tokens if tuple(tokens[: context.draft_length]) == context.draft_tokens else ()
 
     def grows(self, batch: Sequence[TextContext]) -> bool:
         """Whether a longer draft than that of a request would be made after a step in which all its tokens are right.
