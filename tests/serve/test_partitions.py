@@ -155,7 +155,7 @@ def engine_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("engine")}
 
 
-def wait_ended(before: list[str], threads_before: Collection[threading.Thread] = ()) -> None:
+def wait_ended(before: list[str], threads_before: Collection[threading.Thread]) -> None:
     """Waits until no thread of a worker and no socket is left; the threads of pools stay, and are reused."""
     end = time.monotonic() + 20
     while True:
@@ -240,11 +240,11 @@ def test_machines_that_are_cut_off(namespaces: Callable[[], tuple[str, str, str]
             assert await answer(client, "b", 3) == expected((3,), 20)
         await client.close(finish=False, timeout=1)
 
-    before = sockets()
+    before, threads = sockets(), engine_threads()
     asyncio.run(whole())
     # also the one that is cut off, which nobody has told
     assert [process.wait(90) for process in processes] == [0, 0, 0]
     for process in processes:
         assert process.stdout is not None
         process.stdout.close()
-    wait_ended(before)
+    wait_ended(before, threads)

@@ -424,11 +424,12 @@ def test_an_owner_that_is_killed(server: RunningServer) -> None:
             if answer.status_code == 200 and len(answer.json()["routers"]) == 3:
                 states = {each["state"] for each in answer.json()["routers"]}
                 states |= {each["state"] for each in answer.json()["models"][0]["replicas"]}
-                return states == {"ready"}
+                pids = {each["pid"] for each in answer.json()["routers"]}
+                return states == {"ready"} and router not in pids
         return False
 
-    until(is_whole)
-    assert engine not in {each["pid"] for each in _engines(server)}
+    # the states are those of before until the owner has seen the losses
+    until(lambda: is_whole() and engine not in {each["pid"] for each in _engines(server)})
     with web(server) as client:
         assert content(client.post("/v1/chat/completions", json=BODY)) == ANSWER
         until(lambda: client.get("/load").json()["server_load"] == 0)
