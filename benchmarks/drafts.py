@@ -16,7 +16,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -100,7 +100,7 @@ class KnownDrafter(Drafter):
         tokens = [answer[(begin + n) % len(answer)] for n in range(most)]
         return [t if r else (t + 1) % 256 for t, r in zip(tokens, right, strict=True)]
 
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, context: TextContext, right_tokens: Sequence[int], more: int = 0) -> None:
         pass
 
     def rewind(self, context: TextContext) -> None:

@@ -625,8 +625,8 @@ class RecordedDrafter(Drafter):
         self.told.append(("propose", len(context.all_tokens), most))
         return context.all_tokens[:most].tolist()
 
-    def observe(self, context, drafted, accepted):
-        self.told.append(("observe", drafted, accepted))
+    def observe(self, context, right_tokens, more=0):
+        self.told.append(("observe", list(right_tokens), more))
 
     def rewind(self, context):
         self.told.append(("rewind", len(context.all_tokens)))

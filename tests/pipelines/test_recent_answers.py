@@ -92,8 +92,8 @@ def test_the_first_drafter_with_a_guess_drafts() -> None:
         def propose(self, context, most):
             return self.tokens[:most]
 
-        def observe(self, context, drafted, accepted):
-            told.append((self.name, drafted, accepted))
+        def observe(self, context, right_tokens, more=0):
+            told.append((self.name, right_tokens, more))
 
         def forget(self, request_id):
             told.append((self.name, "forget"))
@@ -109,14 +109,14 @@ def test_the_first_drafter_with_a_guess_drafts() -> None:
 
     one, drafters = context([1, 2]), [Told("a", ()), Told("b", (5, 6)), Told("c", (7,))]
     drafter = DraftersInTurn(drafters)
-    drafter.observe(one, 1, 1)
+    drafter.observe(one, [0])
     assert drafter.propose(one, 9) == (5, 6)
-    drafter.observe(one, 2, 1)
+    drafter.observe(one, [0], 3)
     assert drafter.propose_all([one, context([3])], [1, 2]) == [(5,), (5, 6)]
-    assert told == [("b", 2, 1)]
+    assert told == [("b", [0], 3)]
     told.clear()
     drafter.rewind(one), drafter.read([one]), drafter.learn(one), drafter.forget(one.request_id)
-    drafter.observe(one, 2, 1)
+    drafter.observe(one, [0])
     assert told == [(n, k) for k in ("rewind", "read", "learn", "forget") for n in "abc"]
     assert DraftersInTurn(drafters[:1]).propose(one, 3) == ()
 
@@ -151,7 +151,7 @@ def test_a_look_up_keeps_its_last_draft_of_each_request(drafter_class) -> None:
         assert drafter.propose(each, 1) == [6]
         assert drafter.alternatives(each, 1)[0] == [5]
     # both read texts as they are: neither tokens that were right nor those that were removed matter
-    drafter.observe(first, 1, 0)
+    drafter.observe(first, [])
     drafter.rewind(first)
     kept = drafter.kind(first), drafter.alternatives(first, 1)
     assert kept == (drafter.kind(second), drafter.alternatives(second, 1))

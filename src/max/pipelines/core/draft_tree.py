@@ -14,6 +14,7 @@ __all__ = [
     "LAST_TOKEN",
     "TREE_ROWS",
     "ancestor_bits",
+    "branch_of",
     "chain_of",
     "check_tree",
     "checked_parents",
@@ -213,6 +214,21 @@ def right_path(
             path.append(index)
             last = index
     return path
+
+
+def branch_of(parents: Sequence[int], path: Sequence[int]) -> list[int]:
+    """The tokens of a tree from the root through a path to a leaf: after the path the first child of each token.
+
+    Args:
+        parents: The parents of the tokens.
+        path: The indices of the first tokens, from `right_path`.
+    """
+    branch = list(path)
+    for index, parent in enumerate(parents):
+        # a parent comes before its children, and the likeliest child first
+        if parent == (branch[-1] if branch else LAST_TOKEN):
+            branch.append(index)
+    return branch
 
 
 def draft_length(context: TextGenerationContext) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,13 @@ from max.pipelines.core.exceptions import InputError
 __all__ = ["PredictedText"]
 
 
+_REJECTED, _ACCEPTED = 1, 2
+
+
 class PredictedText:
-    """The tokens that an answer may have, and how many drafts of them were right and wrong.
+    """The tokens that an answer may have, and how many of them were drafted and right, and how many only wrong.
+
+    Each token counts once, however often it is drafted: one that was wrong at first may be right later.
 
     Args:
         tokens: The tokens; each is one of the model's.
@@ -33,20 +38,31 @@ class PredictedText:
             raise InputError(
                 f"the prediction has the token {self.tokens.min()}; tokens are 0 or greater"
             )
+        self._verified = np.zeros(len(self.tokens), np.uint8)  # what is known of each token
         self._accepted = self._rejected = 0
 
-    def count(self, num_accepted: int, num_rejected: int) -> None:
+    def count(self, right_places: Iterable[int], wrong_places: Iterable[int]) -> None:
         """Counts drafted tokens.
 
         Args:
-            num_accepted: The number of right ones.
-            num_rejected: The number of the others.
+            right_places: The places of right ones in the text; those below 0 are of no token.
+            wrong_places: Those of the others.
         """
-        self._accepted += num_accepted
-        self._rejected += num_rejected
+        known = self._verified
+        for place in right_places:
+            if place >= 0 and known[place] != _ACCEPTED:
+                self._accepted += 1
+                self._rejected -= int(known[place] == _REJECTED)
+                known[place] = _ACCEPTED
+        for place in wrong_places:
+            if place >= 0 and not known[place]:
+                self._rejected += 1
+                known[place] = _REJECTED
 
     def take_counts(self) -> tuple[int, int]:
-        """The number of right and of other drafted tokens since the last call."""
+        """How many more tokens were right since the last call, and how many more only wrong: below 0 if some of those
+        were right after all.
+        """
         counts = self._accepted, self._rejected
         self._accepted = self._rejected = 0
         return counts

@@ -44,7 +44,7 @@ class RequestContext:
         variant: The model that it asks for and ``stable`` or ``canary``; None: its model has no canary.
         cached_by_request: For each of its sequences a number of the prompt, and the tokens of it that the cache had.
         accepted_predictions: The tokens of its prediction that were drafted and right.
-        rejected_predictions: Those that were drafted and not right.
+        rejected_predictions: Those that were drafted and never right.
     """
 
     request_id: str = ""

@@ -240,7 +240,7 @@ class ModelDrafter(BatchDrafter):
         # these tokens are certain, so that other requests may reuse their pages
         self._model.kv_manager.step(text)
 
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, context: TextContext, right_tokens: Sequence[int], more: int = 0) -> None:
         """Does nothing: the next draft compares the texts."""
 
     def rewind(self, context: TextContext) -> None:

@@ -172,6 +172,9 @@ class DraftSteps:
             most: The maximum number of steps.
             is_watched: Whether the call ends early if :meth:`watch` says so.
         """
+        # drafted tokens are verified by one step, and others are drafted then
+        if any(map(draft_length, batch)):
+            return 1
         if not self.enabled or all(map(_needs_single_tokens, batch)):
             return most
         steps = self.lengths.plain_steps(len(batch), is_watched)
@@ -202,6 +205,20 @@ class DraftSteps:
             for context in batch
         ]
         return CallWatch(rows, parts, self.lengths) if any(rows) else None
+
+    def watch_rounds(self, batch: Sequence[TextContext]) -> CallWatch | None:
+        """Watches the tokens of steps with drafts of a model for those after which a prediction is drafted instead;
+        None: no request has a prediction.
+
+        Args:
+            batch: The requests.
+        """
+        rows = [None if context.prediction is None else context for context in batch]
+        if not any(rows):
+            return None
+        other, parts = self.kind_of_steps, self._drafter.parts
+        parts = [(kind, each) for kind, each in parts if other is not None and kind < other]
+        return CallWatch(rows, parts, self.lengths, other)
 
     def propose(self, batch: Sequence[TextGenerationContext]) -> None:
         """Drafts the tokens that the next step verifies.
@@ -388,7 +405,7 @@ class DraftSteps:
             self.lengths.record_tree(key, parents, right_tokens, kind)
         else:
             self.lengths.record_verification(key, drafted, right, kind)
-        self._drafter.observe(context, drafted, right)
+        self._drafter.observe(context, right_tokens)
 
     def measure(
         self,
@@ -464,9 +481,10 @@ class DraftSteps:
                     continue
                 self.count(length, right)
                 # a text is followed as long as all tokens are right
-                kind = self._drafter.kind(context, number * (length + 1))
+                more = number * (length + 1)
+                kind = self._drafter.kind(context, more)
                 self.lengths.record_verification(context.request_id, length, right, kind)
-                self._drafter.observe(context, length, right)
+                self._drafter.observe(context, range(right), more)
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """Counts a draft that was verified.

@@ -114,13 +114,13 @@ class Drafter(ABC):
         """
 
     @abstractmethod
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
-        """Tells how many tokens of a draft were right; a drafter with a cache of its own goes back to these there.
+    def observe(self, context: TextContext, right_tokens: Sequence[int], more: int = 0) -> None:
+        """Tells which tokens of a draft were right; a drafter with a cache of its own goes back to these there.
 
         Args:
-            context: The request, before its new tokens.
-            num_drafted: The number of drafted tokens, at least 1.
-            num_accepted: How many of them, from the first one on, were right.
+            context: The request, before its new tokens, with its draft.
+            right_tokens: The indices of the right ones among its drafted tokens, in order.
+            more: The number of tokens of `text` that followed since; the draft is as long, and comes after these.
         """
 
     @abstractmethod
@@ -160,7 +160,7 @@ class TextDrafter(Drafter, Generic[Place]):
         self._found: dict[RequestID, Place] = {}  # what follows them
         self._others: dict[RequestID, list[Place]] = {}  # where else they are, the likeliest first
 
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, context: TextContext, right_tokens: Sequence[int], more: int = 0) -> None:
         """Does nothing: each look-up reads the text as it is."""
 
     def rewind(self, context: TextContext) -> None:
@@ -249,11 +249,11 @@ class DraftersInTurn(BatchDrafter):
         for drafter in self._drafters:
             drafter.read(contexts)
 
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, context: TextContext, right_tokens: Sequence[int], more: int = 0) -> None:
         """Tells the drafter that made the draft."""
         drafter = self._proposed.get(context.request_id)
         if drafter is not None:
-            drafter.observe(context, num_drafted, num_accepted)
+            drafter.observe(context, right_tokens, more)
 
     def rewind(self, context: TextContext) -> None:
         """Tells all drafters."""

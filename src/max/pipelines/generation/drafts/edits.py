@@ -68,12 +68,8 @@ class Alignment:
             text: The text.
             most: The maximum number of tokens.
         """
-        if self.is_change:
-            return self.continuation_at(text, self.place, most + self.rest)[self.rest :]
-        if self.rest >= LONGEST_CHANGE:
-            return []
-        # as if the new tokens stood for as many of the text
-        return self.continuation_at(text, self.place + self.rest, most)
+        place, skipped = self._begin(text)
+        return self.continuation_at(text, place, most + skipped)[skipped:]
 
     def continuation_at(self, text: Tokens, place: int, most: int) -> list[int]:
         """The tokens of the text from a place on, with the known changes.
@@ -85,13 +81,48 @@ class Alignment:
         """
         if not self.changes:
             return text[place : place + most].tolist()
-        tokens = list[int]()
-        while len(tokens) < most and place < len(text):
+        return [token for token, _ in self._followed(text, place, most)]
+
+    def places(self, text: Tokens, most: int) -> list[int]:
+        """The place in the text of each token of `continuation`; -1 for those of a known change.
+
+        Args:
+            text: The text.
+            most: The maximum number of tokens.
+        """
+        place, skipped = self._begin(text)
+        return self.places_at(text, place, most + skipped)[skipped:]
+
+    def places_at(self, text: Tokens, place: int, most: int) -> list[int]:
+        """The place in the text of each token of `continuation_at`; -1 for those of a known change.
+
+        Args:
+            text: The text.
+            place: The place.
+            most: The maximum number of tokens.
+        """
+        return [own for _, own in self._followed(text, place, most)]
+
+    def _begin(self, text: Tokens) -> tuple[int, int]:
+        """The place that the continuation is looked up from, and how many of its first tokens the answer has."""
+        if self.is_change:
+            return self.place, self.rest
+        # as if the new tokens stood for as many of the text; of another text nothing follows
+        return (self.place + self.rest if self.rest < LONGEST_CHANGE else len(text)), 0
+
+    def _followed(self, text: Tokens, place: int, most: int) -> list[tuple[int, int]]:
+        """The tokens of the text from a place on, with the known changes, and the place of each, -1 within a change."""
+        found = list[tuple[int, int]]()
+        while len(found) < most and place < len(text):
             change = _change_at(self.changes, text, place)
-            old, new = change or ([0], [text.item(place)])
-            tokens += new
-            place += len(old)
-        return tokens[:most]
+            if change is None:
+                found.append((text.item(place), place))
+                place += 1
+            else:
+                old, new = change
+                found += [(token, -1) for token in new]
+                place += len(old)
+        return found[:most]
 
     def follow(self, text: Tokens, answer: Tokens) -> Alignment:
         """The alignment of a longer answer, or of one whose last tokens were removed.

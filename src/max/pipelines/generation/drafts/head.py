@@ -141,7 +141,7 @@ class HeadDrafter(BatchDrafter):
         """
         self._read(contexts, [context.start_idx for context in contexts])
 
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, context: TextContext, right_tokens: Sequence[int], more: int = 0) -> None:
         """Does nothing: keys of drafted tokens do not count as read, and the model has written its own states."""
 
     def rewind(self, context: TextContext) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from max.interfaces import RequestID
+from max.pipelines.core.draft_tree import branch_of
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.drafts.drafter import Drafter
 from max.pipelines.generation.drafts.edits import Alignment
@@ -78,10 +79,35 @@ class PredictionDrafter(Drafter):
             return ()
         return self._alignment(context).continuation(prediction.tokens, most)
 
-    def observe(self, context: TextContext, num_drafted: int, num_accepted: int) -> None:
-        """Counts the tokens of a draft for the usage of the request."""
-        if context.prediction is not None:
-            context.prediction.count(num_accepted, num_drafted - num_accepted)
+    def observe(self, context: TextContext, right_tokens: Sequence[int], more: int = 0) -> None:
+        """Counts the tokens of a draft for the usage of the request: those that were right, and the others after these
+        in the same branch of a tree.
+        """
+        if context.prediction is None:
+            return
+        places = self._followed_places(context, right_tokens, more)
+        right = len(right_tokens)
+        context.prediction.count(places[:right], places[right:])
+
+    def _followed_places(
+        self, context: TextContext, right_tokens: Sequence[int], more: int
+    ) -> list[int]:
+        """The places in the prediction of the right tokens of a draft, and of those after them in the same branch."""
+        prediction, alignment = context.prediction, self._alignment(context)
+        assert prediction is not None
+        text = prediction.tokens
+        if more:
+            return alignment.places(text, more + context.draft_length)[more:]
+        branch = branch_of(context.draft_parents, right_tokens)
+        tokens = [context.draft_tokens[index] for index in branch]
+        if alignment.continuation(text, len(tokens)) == tokens:
+            return alignment.places(text, len(tokens))
+        # one of the other places that a tree has
+        return next(
+            alignment.places_at(text, place, len(tokens))
+            for place in alignment.others
+            if alignment.continuation_at(text, place, len(tokens)) == tokens
+        )
 
     def rewind(self, context: TextContext) -> None:
         """Does nothing: a shorter answer is followed anew."""

@@ -209,8 +209,8 @@ class PredictionVerified:
 
     Args:
         request_id: The request.
-        accepted_tokens: The drafted tokens that were right since the last event of this kind.
-        rejected_tokens: Those that were not.
+        accepted_tokens: The tokens that were drafted and right since the last event of this kind, each counted once.
+        rejected_tokens: Those that were not, less those of earlier events that were right after all.
     """
 
     request_id: str
