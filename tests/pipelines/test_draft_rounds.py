@@ -78,8 +78,8 @@ def ran(monkeypatch) -> list[tuple[RoundPlan, Any]]:
     """What was planned, and what came of it."""
     calls, run = list[tuple[RoundPlan, Any]](), DraftRounds.run
 
-    def recorded(self, batch, plan, reader):
-        found = run(self, batch, plan, reader)
+    def recorded(self, batch, plan, *given):
+        found = run(self, batch, plan, *given)
         calls.append((plan, found))
         return found
 

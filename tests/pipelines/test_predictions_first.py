@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from max.interfaces import PipelineTask, SamplingParams
+from max.interfaces import PipelineTask, SamplingParams, TextGenerationInputs
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
+from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.core.predicted_text import PredictedText
 from max.pipelines.generation.batch_pipeline import limits_of
 from max.pipelines.generation.drafts.draft_model import ModelDrafter
@@ -152,10 +153,10 @@ def test_rounds_of_the_draft_model_after_a_prediction(
     """Several run in a call, and begin with a draft of its own."""
     calls, run = list[tuple[int, int]](), DraftRounds.run
 
-    def recorded(self: Any, batch: Any, plan: Any, reader: Any) -> Any:
+    def recorded(self: Any, batch: Any, plan: Any, *given: Any) -> Any:
         (one,) = batch
         assert list(one.draft_tokens) == drafted["model"][-1][1][: one.draft_length]
-        found = run(self, batch, plan, reader)
+        found = run(self, batch, plan, *given)
         calls.append((len(one.generated_tokens), found.rounds))
         return found
 
@@ -172,6 +173,86 @@ def test_rounds_of_the_draft_model_after_a_prediction(
         assert sum(rounds for _, rounds in calls) > len(calls) > 2
         assert one.prediction.take_counts()[0] > 9  # type: ignore[union-attr]
         released(drafting)
+
+
+class AtOnce:
+    """A reader that shows a watch some tokens before the first round."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens, self.watches, self.ends = tokens, list[Any](), 0
+
+    def begin(self, batch: Any, history: Any, counted_steps: Any = None, watch: Any = None) -> None:
+        self.watches.append(watch)
+        if watch is not None:
+            watch([self.tokens])
+
+    def end_watch(self) -> None:
+        self.ends += 1
+
+
+def test_rounds_end_where_a_prediction_is_preferred(
+    plain: Any, drafting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens that are read are looked up; of a request without a prediction nobody looks."""
+    calls, run, replica = list[int](), DraftRounds.run, drafting.replicas[0]
+
+    def recorded(self: Any, *given: Any) -> Any:
+        found = run(self, *given)
+        calls.append(found.rounds)
+        return found
+
+    monkeypatch.setattr(DraftRounds, "run", recorded)
+    lengths = replica.drafts.lengths
+    # runs of 8 tokens and more only
+    monkeypatch.setattr(lengths, "prefers", lambda key, requests, room, kind, other: kind >= 4)
+    text = "one two three four five six seven"
+    (answer,) = texts(plain, [greedy(plain, text, 300)])
+    odd = [4000 + n for n in range(40)]
+    for prediction, shown, rounds in (
+        (None, odd[:20], 8), (odd, odd[:3], 8), (odd, odd[:7], 8), (odd, odd[:8], 1), (odd, odd[:20], 1),
+        (odd, [], 8), (odd, odd, 8),
+    ):  # fmt: skip
+        one = greedy(drafting, text, 300, prediction)
+        while not one.draft_length:
+            drafting.execute(TextGenerationInputs([{one.request_id: one}], 1))
+        calls.clear()
+        reader = AtOnce(shown)
+        monkeypatch.setattr(replica, "reader", reader)
+        drafting.execute(TextGenerationInputs([{one.request_id: one}], 8))
+        assert calls == [rounds], (prediction, shown)
+        assert reader.ends == (prediction is not None)
+        assert [watch is None for watch in reader.watches] == [prediction is None]
+        monkeypatch.setattr(replica, "reader", None)
+        assert one.generated_tokens.tolist() == answer[: len(one.generated_tokens)]
+        drafting.release(one.request_id)
+        drafting.replicas[0].cache.close(one.request_id)
+        released(drafting)
+
+
+def test_a_draft_is_verified_by_one_step(
+    plain: Any, drafting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a call of several steps is asked for, and some requests of the batch have a draft."""
+    replica, steps = drafting.replicas[0], list[tuple[int, list[int]]]()
+    reserve = replica.reserve
+
+    def recorded(batch: Any, most: int) -> int:
+        if not any(context.needs_ce for context in batch):
+            steps.append((most, [draft_length(context) for context in batch]))
+        return reserve(batch, most)
+
+    monkeypatch.setattr(replica, "reserve", recorded)
+    # as where nothing is drafted any more
+    monkeypatch.setattr(replica.drafts.lengths, "plain_steps", lambda *given: None)
+    expected = generated(plain, requests(plain, 3))
+    contexts = requests(drafting, 3)
+    for one, tokens in zip(contexts, expected, strict=True):
+        one.prediction = PredictedText(tokens)
+        one.sampling_params.frequency_penalty = 1e-9  # so that there are no rounds
+    assert texts(drafting, contexts) == expected
+    assert len(steps) > 4 and any(any(lengths) for _, lengths in steps)
+    assert all(most == 1 for most, lengths in steps if any(lengths))
+    released(drafting)
 
 
 def test_a_prediction_that_equals_what_the_draft_model_wrote(

@@ -407,7 +407,10 @@ class Replica(Generic[TextGenerationContextType]):
     ) -> StepResult:
         """Runs several steps that verify drafts of a smaller model, or until one of the sequences ends."""
         contexts = cast(list[TextContext], batch)
-        tokens, accepted = rounds.run(contexts, plan, self.reader)
+        watch = None if self.reader is None else drafts.watch_rounds(contexts)
+        tokens, accepted = rounds.run(contexts, plan, self.reader, watch)
+        if watch is not None:
+            drafts.end_watch(watch)
         drafts.record_rounds(contexts, [plan.length] * len(batch), accepted.tolist())
         drafted = plan.length * len(batch)
         drafts.measure(batch, drafted, int(accepted.sum()), begin, len(accepted))

@@ -168,7 +168,9 @@ class SpeculativeDecodingTextGenerationPipeline(
     @property
     def repeats_drafts(self) -> bool:
         """See `BatchPipeline.repeats_drafts`."""
-        return all(replica.rounds is not None for replica in self.replicas)
+        return (
+            all(replica.rounds is not None for replica in self.replicas) or super().repeats_drafts
+        )
 
     @property
     def scheduled_caches(self) -> list[Any]:

@@ -23,6 +23,8 @@ class CallWatch:
         requests: The requests in the order of the batch; None: one that is not drafted.
         parts: The drafters, as :attr:`Drafter.parts`.
         lengths: Chooses the lengths of drafts.
+        instead_of: The kind of the drafts that the call makes, which others have to be preferred to; None: it makes
+            none.
     """
 
     def __init__(
@@ -30,8 +32,10 @@ class CallWatch:
         requests: Sequence[TextContext | None],
         parts: Sequence[tuple[int, Drafter]],
         lengths: DraftLengths,
+        instead_of: int | None = None,
     ) -> None:
         self._requests, self._parts, self._lengths = requests, parts, lengths
+        self._instead_of = instead_of
         self.seconds = 0.0
         """What the look-ups have taken."""
 
@@ -57,8 +61,11 @@ class CallWatch:
             kind = drafter.match(context, text)
             if kind is None:
                 continue
-            number = first_kind + min(kind, KINDS - 1)
+            number, key = first_kind + min(kind, KINDS - 1), context.request_id
+            count, other = len(self._requests), self._instead_of
             # where it does not pay, the next drafter is asked, as for drafts
-            if self._lengths.length(context.request_id, len(self._requests), 0, room, number):
+            if self._lengths.length(key, count, 0, room, number) and (
+                other is None or self._lengths.prefers(key, count, room, number, other)
+            ):
                 return True
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.core.draft_tree import draft_length, tree_parents
 from max.pipelines.core.text_context import TextContext
+from max.pipelines.generation.drafts.call_watch import CallWatch
 from max.pipelines.generation.drafts.draft_model import DraftedText, ModelDrafter
 from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.steps.decode_loop import DecodeLoop, next_step_model
@@ -350,7 +352,11 @@ class DraftRounds:
         return True
 
     def run(
-        self, batch: Sequence[TextContext], plan: RoundPlan, reader: StepReader | None
+        self,
+        batch: Sequence[TextContext],
+        plan: RoundPlan,
+        reader: StepReader | None,
+        watch: CallWatch | None = None,
     ) -> RoundTokens:
         """Runs rounds until one of the sequences ends, has no room for another round, or the run is interrupted.
 
@@ -358,6 +364,7 @@ class DraftRounds:
             batch: The requests, as they were planned.
             plan: The rounds.
             reader: Delivers the tokens of each round while the next one runs.
+            watch: Says whether the run is to end, from the tokens that are read; None: nobody does.
         """
         count, width, loop = len(batch), plan.length + 1, self._loop
         for context in batch:
@@ -409,7 +416,8 @@ class DraftRounds:
             lambda made: [made[5][2], *round_rest],
         ]
         if reader is not None:
-            reader.begin(batch, history.reshape(plan.rounds, count, width))
+            watching = None if watch is None else partial(loop.watch, watch.pays)
+            reader.begin(batch, history.reshape(plan.rounds, count, width), None, watching)
         try:
             self._joined.run_parts(parts, [more, again])
         except BaseException:
@@ -417,6 +425,9 @@ class DraftRounds:
             for context in batch:
                 self._drafter.forget(context.request_id)
             raise
+        finally:
+            if reader is not None and watch is not None:
+                reader.end_watch()
         # only after the run: an interrupt from before it ends it after its first round
         loop.end_interrupt()
         found = tokens_of_rounds(history[: int(done[0])], count)
