@@ -81,7 +81,7 @@ class Alignment:
         """
         if not self.changes:
             return text[place : place + most].tolist()
-        return [token for token, _ in self._followed(text, place, most)]
+        return [token for token, _ in self._tokens_and_places(text, place, most)]
 
     def places(self, text: Tokens, most: int) -> list[int]:
         """The place in the text of each token of `continuation`; -1 for those of a known change.
@@ -101,7 +101,7 @@ class Alignment:
             place: The place.
             most: The maximum number of tokens.
         """
-        return [own for _, own in self._followed(text, place, most)]
+        return [own for _, own in self._tokens_and_places(text, place, most)]
 
     def _begin(self, text: Tokens) -> tuple[int, int]:
         """The place that the continuation is looked up from, and how many of its first tokens the answer has."""
@@ -110,7 +110,7 @@ class Alignment:
         # as if the new tokens stood for as many of the text; of another text nothing follows
         return (self.place + self.rest if self.rest < LONGEST_CHANGE else len(text)), 0
 
-    def _followed(self, text: Tokens, place: int, most: int) -> list[tuple[int, int]]:
+    def _tokens_and_places(self, text: Tokens, place: int, most: int) -> list[tuple[int, int]]:
         """The tokens of the text from a place on, with the known changes, and the place of each, -1 within a change."""
         found = list[tuple[int, int]]()
         while len(found) < most and place < len(text):
