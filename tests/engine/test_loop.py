@@ -13,7 +13,7 @@ from max._config import flags
 from max.driver import CPU, Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.engine.joined import JoinedModels, PartJump
+from max.engine.joined_models import JoinedModels, PartJump
 from max.engine.loop import ModelLoop
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 

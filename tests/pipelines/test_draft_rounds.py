@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from max._backends.cpu.runtime.executor import Executor
 from max.driver import Tensor
 from max.engine import InferenceSession
-from max.engine.joined import JoinedModels
+from max.engine.joined_models import JoinedModels
 from max.graph import DeviceRef
 from max.interfaces import (
     GenerationStatus,

@@ -15,7 +15,7 @@ from max._backends.backend import Backend, ProgramExecutor
 from max._backends.program import Program
 from max.driver import Tensor
 from max.engine._model import Model
-from max.engine.joined import JoinedModels, PartInputs, PartJump
+from max.engine.joined_models import JoinedModels, PartInputs, PartJump
 from max.engine.run.input_binding import ModelInput
 
 __all__ = ["ModelLoop"]

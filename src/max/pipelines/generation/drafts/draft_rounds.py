@@ -1,9 +1,9 @@
-"""Runs several rounds of a draft model in one call, without Python in between.
+"""Runs several rounds of speculative decoding with a draft model in one native call.
 
-A round is a step of the model that verifies the drafted tokens, and the steps of the draft model that write the next
-ones. The first drafted tokens are those that Python has let the draft model write. After each round but the last one,
-the draft model reads the last two tokens, of which it may have read the first one before: the same entries of its cache
-are then written again, so that all rounds have the same sizes. To go back after wrong tokens is to lower a length.
+A round is one step of the target model, which verifies the drafted tokens, and the steps of the draft model that
+generate the next ones. The first drafted tokens of the call were generated before it. Between two rounds the draft
+model reads the last two tokens. It may have read the first of them already, in which case it writes the same cache
+entries again: so all rounds have the same sizes. Rejected tokens are removed from a cache by lowering its length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from max.driver import Tensor
 from max.dtype import DType
 from max.engine import InferenceSession, Model
-from max.engine.joined import JoinedModels, PartInputs, PartJump
+from max.engine.joined_models import JoinedModels, PartInputs, PartJump
 from max.engine.load.staged_graphs import load_staged_graph
 from max.graph import BufferType, BufferValue, DeviceRef, Dim, Graph, TensorType, TensorValue, ops
 from max.graph.ops.staging.stage import stage_declared
@@ -58,17 +58,17 @@ __all__ = [
 ]
 
 NOTHING = -2
-"""Stands in the history for a drafted token that is wrong, and for those after it."""
+"""The history's value in place of a rejected drafted token and of those after it."""
 MORE, AGAIN = 0, 1
-"""The flags of the program: whether the draft model writes another token, and whether there is another round."""
+"""The flags of the program: whether the draft model generates another token, and whether there is another round."""
 
 
 def rows_graph(device: DeviceRef) -> Graph:
-    """The graph that puts the drafted tokens into the rows that the model verifies.
+    """The graph that copies the drafted tokens into the rows that the target model verifies.
 
-    Its inputs: the tokens int64 ``[steps, batch]``; the number of the model's tokens int64 ``[1]``; the rows int64
-    ``[batch * (steps + 1)]``, updated in place behind the first one of each sequence. A token that the model does not
-    have, and a negative one, become token 0, which is a guess as good as another.
+    Its inputs: the tokens int64 ``[steps, batch]``; the target's vocabulary size int64 ``[1]``; the rows int64
+    ``[batch * (steps + 1)]``, of which all but the first of each sequence are updated in place. Tokens outside of the
+    target's vocabulary become token 0, which will be rejected or right by chance.
 
     Args:
         device: The device of the model.
@@ -94,7 +94,7 @@ def rows_graph(device: DeviceRef) -> Graph:
 def chosen_tokens(
     logits: TensorValue, parameters: Sequence[TensorValue], seeds: TensorValue, rows: BufferValue
 ) -> TensorValue:
-    """Stages the choice of the model after each row.
+    """Stages the sampling of the target model's token after each row.
 
     Args:
         logits: float32 ``[rows, vocab]``.
@@ -110,7 +110,7 @@ def chosen_tokens(
 
 
 def round_graph(device: DeviceRef) -> Graph:
-    """The graph that samples the token after each verified row, and makes the inputs of the next round.
+    """The graph that samples the token after each verified row and computes the inputs of the next round.
 
     Its inputs: logits float32 ``[rows, vocab]``; temperature, top_k, top_p, min_p, each ``[rows]``; the operands of
     ``mo.next_round.ragged.paged`` after the tokens.
@@ -166,7 +166,7 @@ def _load_graphs(session: InferenceSession, device: DeviceRef) -> tuple[Model, M
 
 
 class RoundModel(Protocol):
-    """What rounds need of a copy of a model."""
+    """The attributes of a model replica that rounds use."""
 
     @property
     def model(self) -> PipelineModel[Any]:
@@ -189,13 +189,13 @@ class RoundModel(Protocol):
 
 
 class RoundPlan(NamedTuple):
-    """Rounds that can run.
+    """The plan of a call.
 
     Args:
-        length: The number of drafted tokens of each request.
+        length: The number of drafted tokens per request and round.
         rounds: The maximum number of rounds.
-        bounds: The greatest number of cached tokens of each request, for which it has pages.
-        texts: The texts of the requests as the draft model has them.
+        bounds: The maximum number of cached tokens of each request, for which pages are reserved.
+        texts: The requests' texts as the draft model's cache has them.
     """
 
     length: int
@@ -205,11 +205,11 @@ class RoundPlan(NamedTuple):
 
 
 class RoundTokens(NamedTuple):
-    """What rounds have given.
+    """The results of a call.
 
     Args:
-        tokens: The new tokens of each request; a negative one where no token could be chosen.
-        num_accepted: The number of right drafted tokens of each round and request ``[rounds, batch]``.
+        tokens: The new tokens of each request; negative where no token could be sampled.
+        num_accepted: The number of accepted drafted tokens ``[rounds, batch]``.
     """
 
     tokens: list[list[int]]
@@ -222,7 +222,7 @@ class RoundTokens(NamedTuple):
 
 
 class _LastTokens(NamedTuple):
-    """A request in a batch of the draft model, for the sizes of its inputs."""
+    """A placeholder for a request in a batch of the draft model, which determines input sizes."""
 
     next_tokens: npt.NDArray[np.int64]
 
@@ -233,15 +233,15 @@ class _LastTokens(NamedTuple):
 
 
 class DraftRounds:
-    """Rounds of a model and its draft model.
+    """The joined program of a target model and its draft model.
 
     Args:
-        replica: The model.
-        loop: Its decode loop, whose interrupts end rounds too.
+        replica: The target model.
+        loop: Its decode loop, whose interrupts also end a call.
         draft: The draft model.
-        drafter: Lets it write the first drafted tokens, and has its texts.
-        models: The parts: the draft model's first step of a round, what follows it, its other steps, what follows
-            these, the rows, the model, what follows it.
+        drafter: Generates the first drafted tokens, and tracks what the draft model's cache holds.
+        models: The parts: the draft model's first step of a round and its sampling, its further steps and their
+            sampling, `rows_graph`, the target model, `round_graph`.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class DraftRounds:
         self._models = models
         self._device = replica.model.devices[0]
         jumps = [
-            # the first drafted tokens are there
+            # the first drafted tokens exist already
             PartJump(-1, 5),
             PartJump(1, 4, MORE),
             PartJump(3, 4, MORE),
@@ -274,18 +274,18 @@ class DraftRounds:
         draft: RoundModel,
         drafter: ModelDrafter,
     ) -> DraftRounds | None:
-        """The rounds of a model; None: its steps with drafts run one by one.
+        """Joins a target model and its draft model; None if they cannot be joined, so that rounds run one by one.
 
         Args:
-            session: The session of the model.
-            replica: The model, which verifies drafts.
+            session: The session of the target model.
+            replica: The target model.
             draft: The draft model.
-            drafter: Lets it write.
+            drafter: Drafts by the draft model.
         """
         loop, own, small = replica.loop, replica.model, draft.model
         if loop is None or own.decoding_graph is None or small.decoding_graph is None:
             return None
-        # the rows of a recurrent state cannot be taken back by a length
+        # a recurrent state cannot be rolled back by lowering a length
         if replica.cache.slots is not None or draft.cache.slots is not None:
             return None
         if len(own.devices) > 1 or len(small.devices) > 1 or own.devices != small.devices:
@@ -302,19 +302,19 @@ class DraftRounds:
     def plan(
         self, batch: Sequence[TextGenerationContext], most: int, drafts: DraftSteps
     ) -> RoundPlan | None:
-        """The rounds in which a batch can run, whose pages are reserved; None: it runs one step.
+        """Plans the rounds of a batch and reserves their pages; None if the batch runs a single step.
 
         Args:
             batch: The requests.
             most: The maximum number of rounds.
-            drafts: Has drafted their tokens, and says how many rounds may run.
+            drafts: Has drafted their tokens, and limits the number of rounds.
         """
         if most < 2 or not all(map(takes_rounds, batch)) or not all(map(draft_length, batch)):
             return None
         if not JoinedModels.run_together(self._models):
-            return None  # such as while it is profiled
+            return None  # for example while a model is profiled
         contexts = [context for context in batch if isinstance(context, TextContext)]
-        # the tokens of others may be those of the draft model by chance
+        # other drafters' tokens may equal the draft model's by chance
         if not drafts.are_of_steps(contexts):
             return None
         length = min(context.draft_length for context in contexts)
@@ -327,7 +327,7 @@ class DraftRounds:
         longest = min(self._replica.model.max_seq_len, self._draft.model.max_seq_len)
         rooms = [min(context.max_length, longest) - 1 for context in contexts]
         width = length + 1
-        # a second round has at least one token more than the first one
+        # a second round begins at least one token later
         if any(c.end_idx + width > room for c, room in zip(contexts, rooms, strict=True)):
             return None
         while rounds > 1:
@@ -341,7 +341,7 @@ class DraftRounds:
         return None
 
     def _reserve(self, contexts: Sequence[TextContext], bounds: Sequence[int]) -> bool:
-        """Reserves the pages of both caches; False if there are none. What is not used goes back after the step."""
+        """Reserves pages of both caches; False if too few are free. Unused ones are released after the call."""
         caches = self._replica.cache, self._draft.cache
         try:
             for context, bound in zip(contexts, bounds, strict=True):
@@ -358,13 +358,13 @@ class DraftRounds:
         reader: StepReader | None,
         watch: CallWatch | None = None,
     ) -> RoundTokens:
-        """Runs rounds until one of the sequences ends, has no room for another round, or the run is interrupted.
+        """Runs rounds until a sequence ends or has no room for another round, or the call is interrupted.
 
         Args:
             batch: The requests, as they were planned.
-            plan: The rounds.
+            plan: The plan.
             reader: Delivers the tokens of each round while the next one runs.
-            watch: Says whether the run is to end, from the tokens that are read; None: nobody does.
+            watch: Decides from the tokens so far whether to interrupt the call; None: never.
         """
         count, width, loop = len(batch), plan.length + 1, self._loop
         for context in batch:
@@ -421,36 +421,36 @@ class DraftRounds:
         try:
             self._joined.run_parts(parts, [more, again])
         except BaseException:
-            # what the cache of the draft model has of the texts is not known
+            # the contents of the draft model's cache are unknown
             for context in batch:
                 self._drafter.forget(context.request_id)
             raise
         finally:
             if reader is not None and watch is not None:
                 reader.end_watch()
-        # only after the run: an interrupt from before it ends it after its first round
+        # cleared after the run, so that an earlier interrupt ends it after its first round
         loop.end_interrupt()
         found = tokens_of_rounds(history[: int(done[0])], count)
         for column, (context, own) in enumerate(zip(batch, found.tokens, strict=True)):
-            # the last drafted token was not read by the draft model
+            # the draft model has not read the last drafted token
             unread = 1 + int(found.num_accepted[-1, column] == plan.length)
             self._drafter.follow_rounds(context, own, unread)
         return found
 
     def _model_inputs(self, batch: Sequence[TextContext]) -> DecoderInputs:
-        """The inputs of the model in the first round."""
+        """The target model's inputs in the first round."""
         inputs = self._replica.inputs([*batch], 1)
         if type(inputs) is not DecoderInputs:
             raise TypeError(f"rounds of {type(inputs).__name__}")
-        # its own tokens are not read: the cheapest ones
+        # the graph's own sampled tokens are not used, so the cheapest sampling does
         inputs.update(sampling=greedy(len(batch), self._device))
         return inputs
 
     def _draft_inputs(
         self, batch: Sequence[TextContext], plan: RoundPlan
     ) -> tuple[DecoderInputs, DecoderInputs, SamplingInputs]:
-        """The inputs of the draft model in the first step of a round, and in the others; what depends on the round is
-        written by native code before they are read."""
+        """The draft model's inputs in the first step of a round and in further steps; native code updates what depends
+        on the round."""
         model, count = self._draft.model, len(batch)
         cache: PagedKVCacheManager = self._draft.cache
         tables = cache.get_runtime_inputs(plan.texts)
@@ -475,10 +475,10 @@ class DraftRounds:
 
 
 def tokens_of_rounds(history: npt.NDArray[np.int64], batch: int) -> RoundTokens:
-    """The tokens of rounds.
+    """Decodes the history of a call.
 
     Args:
-        history: What the rounds have written ``[rounds, batch * width]``.
+        history: The tokens that the rounds have written ``[rounds, batch * width]``.
         batch: The number of requests.
     """
     rows = history.reshape(len(history), batch, -1)
@@ -487,8 +487,8 @@ def tokens_of_rounds(history: npt.NDArray[np.int64], batch: int) -> RoundTokens:
 
 
 def takes_rounds(context: TextGenerationContext) -> bool:
-    """Whether a request can run in rounds: its drafted tokens are one after the other, and each token is chosen by the
-    logits and its parameters alone.
+    """Whether a request can run in rounds: its draft is a chain, and each token depends only on logits and sampling
+    parameters.
 
     Args:
         context: The request.
@@ -505,7 +505,7 @@ def takes_rounds(context: TextGenerationContext) -> bool:
 
 
 def greedy(count: int, device: Any) -> SamplingInputs:
-    """Parameters by which the likeliest token is chosen.
+    """Sampling parameters of greedy decoding.
 
     Args:
         count: The number of rows.

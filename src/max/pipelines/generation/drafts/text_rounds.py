@@ -1,8 +1,8 @@
-"""Runs several steps that verify tokens of known texts in one call, without Python in between.
+"""Runs several steps that verify drafts from known texts in one native call.
 
-A draft that was found in a text goes on there as long as all its tokens are right and the model's own token is the next
-one of the text. So the host hands over as much of each text as the steps of the call may use, and native code drafts
-from it. A request without a draft gets a token a step beside the others.
+While all drafted tokens are accepted and the model's own token is the next one of the text, the next draft is the
+continuation of the text. So the host passes as much of each text as the call may use, and native code drafts from it. A
+request without a draft generates one token per step.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from max.pipelines.sampling.inputs import SamplingInputs, sampling_input_types
 __all__ = ["TextPlan", "TextRounds", "text_round_graph", "text_round_model"]
 
 ANY_TOKEN = -1
-"""Stands for the text of a request without one."""
+"""The text's value where any token is accepted: of a request without a draft, and after the end of a text."""
 
 
 def text_round_graph(device: DeviceRef) -> Graph:
-    """The graph that samples the token after each verified row, and makes the inputs of the next step.
+    """The graph that samples the token after each verified row and computes the inputs of the next step.
 
     Its inputs: logits float32 ``[rows, vocab]``; temperature, top_k, top_p, min_p, each ``[rows]``; the operands of
     ``mo.next_text_round.ragged.paged`` after the tokens.
@@ -94,12 +94,12 @@ def text_round_model(session: InferenceSession, device: Device) -> Model:
 
 
 class TextPlan(NamedTuple):
-    """Steps that can run in one call.
+    """The plan of a call.
 
     Args:
         rounds: The maximum number of steps.
-        texts: What follows each request if all tokens are right, its draft first; empty: nothing is known.
-        lengths: The number of drafted tokens of each request in a step.
+        texts: The expected continuation of each request, beginning with its draft; empty: none.
+        lengths: The number of drafted tokens of each request per step.
     """
 
     rounds: int
@@ -108,12 +108,12 @@ class TextPlan(NamedTuple):
 
 
 class TextRounds:
-    """Steps of a model that verify tokens of texts.
+    """A loop of a model's decoding graph and `text_round_graph`.
 
     Args:
         replica: The model.
-        loop: Its decode loop, whose interrupts end these steps too.
-        steps: Its graph, and `text_round_graph`.
+        loop: Its decode loop, whose interrupts also end a call.
+        steps: The loop of both graphs.
     """
 
     def __init__(self, replica: RoundModel, loop: DecodeLoop, steps: ModelLoop) -> None:
@@ -129,14 +129,14 @@ class TextRounds:
 
     @classmethod
     def of(cls, session: InferenceSession, replica: RoundModel) -> TextRounds | None:
-        """The steps of a model; None: they run one by one.
+        """Builds the loop of a model; None if its steps with drafts run one by one.
 
         Args:
             session: The session of the model.
             replica: The model, which verifies drafts.
         """
         loop, graph, devices = replica.loop, replica.model.decoding_graph, replica.model.devices
-        # the rows of a recurrent state cannot be taken back by a length
+        # a recurrent state cannot be rolled back by lowering a length
         if loop is None or graph is None or replica.cache.slots is not None or len(devices) > 1:
             return None
         after = text_round_model(session, devices[0])
@@ -149,19 +149,19 @@ class TextRounds:
         drafts: DraftSteps,
         is_watched: bool,
     ) -> TextPlan | None:
-        """The steps in which a batch can run, whose pages are reserved; None: it runs one step.
+        """Plans the steps of a batch and reserves their pages; None if the batch runs a single step.
 
         Args:
             batch: The requests.
             most: The maximum number of steps.
             drafts: Has drafted their tokens.
-            is_watched: Whether the call ends where a draft of a request that has none would pay.
+            is_watched: Whether the call is interrupted when a draft would pay for a request that has none.
         """
         lengths = [draft_length(context) for context in batch]
         if most < 2 or not any(lengths) or not (is_watched or all(lengths)):
             return None
         if not all(map(takes_rounds, batch)) or not self._loop.usable:
-            return None  # such as while it is profiled
+            return None  # for example while the model is profiled
         contexts = [context for context in batch if isinstance(context, TextContext)]
         rounds, longest = (
             min(most, drafts.lengths.steps_with_drafts),
@@ -175,7 +175,7 @@ class TextRounds:
         for context, length in zip(contexts, lengths, strict=True):
             if rounds < 2:
                 return None
-            # the token after the last draft may be any
+            # the model's token after the last draft needs no expected value
             text = drafts.text(context, rounds * (length + 1) - 1) if length else ()
             rounds = min(rounds, (len(text) + 1) // (length + 1)) if length else rounds
             texts.append(text)
@@ -190,7 +190,7 @@ class TextRounds:
     def _reserve(
         self, contexts: Sequence[TextContext], lengths: Sequence[int], rounds: int
     ) -> bool:
-        """Reserves pages; False if there are none. What is not used goes back after the call."""
+        """Reserves pages; False if too few are free. Unused ones are released after the call."""
         pages = self._replica.cache.pages
         try:
             for context, length in zip(contexts, lengths, strict=True):
@@ -206,14 +206,13 @@ class TextRounds:
         reader: StepReader | None,
         watch: CallWatch | None,
     ) -> RoundTokens:
-        """Runs steps until the tokens of a request are not those of its text, one of them ends, or the run is
-        interrupted.
+        """Runs steps until a request leaves its text or ends, or the call is interrupted.
 
         Args:
             batch: The requests, as they were planned.
-            plan: The steps.
+            plan: The plan.
             reader: Delivers the tokens of each step while the next one runs.
-            watch: Looks up the tokens of the requests without drafts; None: nobody does.
+            watch: Looks up drafts for the requests without one, and interrupts the call; None: never.
         """
         count, width, loop, model = (
             len(batch),
@@ -224,7 +223,7 @@ class TextRounds:
         inputs = self._replica.inputs([*batch], 1)
         if type(inputs) is not DecoderInputs:
             raise TypeError(f"rounds of {type(inputs).__name__}")
-        # its own tokens are not read: the cheapest ones
+        # the graph's own sampled tokens are not used, so the cheapest sampling does
         if self._greedy.seed.num_elements != count:
             self._greedy = greedy(count, self._device)
         inputs.update(sampling=self._greedy)
@@ -250,14 +249,14 @@ class TextRounds:
         finally:
             if reader is not None and watch is not None:
                 reader.end_watch()
-        # only after the run: an interrupt from before it ends it after its first step
+        # cleared after the run, so that an earlier interrupt ends it after its first step
         loop.end_interrupt()
         return tokens_of_rounds(history[: int(done[0])], count)
 
     def _sampling(
         self, batch: Sequence[TextContext], lengths: Sequence[int], width: int
     ) -> SamplingInputs:
-        """The parameters of all rows with logits ``[batch * width]``."""
+        """The sampling parameters of all rows with logits ``[batch * width]``."""
         repeated = [context for context in batch for _ in range(width)]
         # the places of a request with fewer rows come last; the first row stands for those that it lacks
         places = [
@@ -289,7 +288,7 @@ class TextRounds:
 
 
 def _table(plan: TextPlan, width: int) -> npt.NDArray[np.int64]:
-    """The texts of a plan ``[batch, rounds * width - 1]``, as steps read them."""
+    """The texts of a plan ``[batch, rounds * width - 1]``, padded with `ANY_TOKEN`."""
     rows = np.full((len(plan.texts), plan.rounds * width - 1), ANY_TOKEN, np.int64)
     for row, text in zip(rows, plan.texts, strict=True):
         row[: len(text)] = text[: len(row)]

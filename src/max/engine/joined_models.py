@@ -1,10 +1,10 @@
-"""Runs several models in one call, without Python in between: in order, with jumps that depend on bytes.
+"""Joins several compiled models into one program with conditional jumps, which runs without Python in between.
 
-A model may be there several times, with inputs of its own each time. `max.engine.loop.ModelLoop` is the case of two
-models that alternate.
+A model may occur several times, each time with its own inputs. `max.engine.loop.ModelLoop` is the special case of two
+alternating models.
 """
 
-# it reads private fields of models, as part of the engine
+# as part of the engine it reads private fields of models
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from max.engine.run.linked_program import Instance, Linked
 __all__ = ["JoinedModels", "PartInputs", "PartJump"]
 
 PartInputs = Callable[[list[list[Tensor]]], Sequence[ModelInput]]
-"""The inputs of a part, from the outputs of all parts before it."""
+"""Computes the inputs of a part from the outputs of all parts before it."""
 
 
 class _Joined(NamedTuple):
-    """The program of all parts; a run reads it once, as other threads may replace it."""
+    """The joined program; a run reads it once, since other threads may replace it."""
 
     linked: tuple[Linked, ...]
     programs: tuple[Program, ...]
-    """The programs that were joined; row thresholds that are measured later replace them."""
+    """The programs of the parts; a later measurement of row thresholds replaces them."""
     executor: ProgramExecutor
     backend: Backend
     bases: NativeArray
 
 
 class JoinedModels:
-    """Models that run in order, with jumps between them.
+    """Models that run in order as one program, with jumps between them.
 
     Args:
         parts: The models.
         jumps: The jumps between the parts.
-        num_flags: The number of bytes that jumps depend on.
+        num_flags: The number of flag bytes that conditional jumps read.
 
     Raises:
         ValueError: :meth:`supports` is false for a model, or they run on different devices.
@@ -65,18 +65,18 @@ class JoinedModels:
                     "known only while it runs"
                 )
         self._parts, self._jumps, self._num_flags = list(parts), list(jumps), num_flags
-        # a thread takes each model once
+        # a thread locks each model once
         self._models = list(dict.fromkeys(parts))
         self._joined = self._make()
         self._last_offsets: tuple[list[Instance], NativeArray] = (
             [],
             NativeArray.of(np.zeros(0, np.int64)),
         )
-        """The numbers that are added to the bases, for the plans of the last run."""
+        """The memory plans of the last run, and the offsets that they add to base addresses."""
 
     @staticmethod
     def supports(model: Model) -> bool:
-        """Whether a model can run so: it is compiled, has one segment, on a device that runs loops, and is not being
+        """Whether a model can be a part: it is compiled to one segment, its device runs loops, and it is not being
         profiled.
 
         Args:
@@ -106,7 +106,7 @@ class JoinedModels:
 
     @staticmethod
     def run_together(models: Sequence[Model]) -> bool:
-        """Whether models can be the parts of one program with any jumps.
+        """Whether models can be joined into one program, with any jumps.
 
         Args:
             models: The models, of any sessions.
@@ -119,7 +119,7 @@ class JoinedModels:
     def share(
         self, dtype: DType, shape: tuple[int, ...], device: Device | None = None
     ) -> tuple[Tensor, npt.NDArray[Any]] | None:
-        """Makes a tensor of zeros for the models that the host reads and writes while they run.
+        """Allocates a tensor of zeros that the host can read and write while the models run.
 
         Args:
             dtype: Its element type.
@@ -142,7 +142,7 @@ class JoinedModels:
         return tensor, block.array[:num_bytes].view(dtype.to_numpy()).reshape(shape)
 
     def _executor(self, backend: Backend, programs: Sequence[Program]) -> ProgramExecutor:
-        """Makes the joined program ready to run."""
+        """Compiles the jumps and prepares the joined program."""
         return backend.join(programs, self._jumps, self._num_flags)
 
     def _make(self) -> _Joined:
@@ -175,22 +175,22 @@ class JoinedModels:
     def run_parts(
         self, inputs: Sequence[PartInputs], flags: Sequence[Tensor] = ()
     ) -> list[list[Tensor]]:
-        """Runs the parts until the end of the last one, or a jump there.
+        """Runs the program until the end of the last part, or a jump there.
 
-        Sizes are the same whenever a part runs; its inputs differ only by what parts write to mutable inputs.
+        A part has the same input sizes each time it runs; only the contents of mutable inputs change.
 
         Args:
-            inputs: For each part a function from the outputs of the parts before it to its inputs, which are as for
+            inputs: For each part a function from the outputs of the parts before it to its inputs, as for
                 :meth:`Model.execute`.
-            flags: The bytes that jumps depend on: uint8 tensors ``[1]`` on the models' device, written by parts only,
-                since all workers must read the same value.
+            flags: The flags of conditional jumps: uint8 tensors ``[1]`` on the models' device. Only parts may write
+                them during the run, since all workers must read the same value.
 
         Returns:
-            The outputs of each part, of the last time that it ran; those of a part that did not run are undefined.
+            The outputs of each part from its last execution; undefined for a part that did not run.
 
         Raises:
-            TypeError: A flag has another dtype, size or device, or as for :meth:`Model.execute`.
-            ValueError: As for :meth:`Model.execute`, or there are other numbers of inputs or flags.
+            TypeError: A flag has a wrong dtype, size or device, or as for :meth:`Model.execute`.
+            ValueError: The number of inputs or flags is wrong, or as for :meth:`Model.execute`.
             RuntimeError: A model is being profiled, or this thread is using it: see :meth:`Model.execute`.
             KernelRunError: A kernel raised; the contents of outputs and mutable inputs are then undefined.
         """
@@ -211,7 +211,7 @@ class JoinedModels:
             if not self.supports(model):
                 raise RuntimeError(f"{model._compiled.name} is being profiled; run it by itself")
         work = partial(self._run, inputs, flags)
-        # a thread cannot use one model twice
+        # nested, since a thread cannot lock one model twice
         for model in self._models:
             work = partial(model._exclusively, work)
         return work()
@@ -238,14 +238,14 @@ class JoinedModels:
             tensors += [tensor._ptr for tensor in (*bound, *results)]
             owners.append(bound)
             outputs.append(results)
-        # the parts run in turn, in one arena; `_memory` keeps it alive until the end of the run
+        # the parts run one after another in one arena, which `_memory` keeps alive until the end of the run
         holes = set(instances[0].holes).intersection(*[own.holes for own in instances[1:]])
         address, _memory = self._parts[0]._arena.take(
             max(instance.arena_bytes for instance in instances), tuple(holes)
         )
         bases = BaseLayout.addresses(address, tensors, [flag._ptr for flag in flags])
         last, offsets = self._last_offsets
-        # plans are kept: a loop has few sizes
+        # offsets are cached: a loop has few different sizes
         if len(last) != len(instances) or any(
             new is not old for new, old in zip(instances, last, strict=True)
         ):
@@ -255,7 +255,7 @@ class JoinedModels:
         joined.executor.run_at(packed_words(bases), joined.bases, offsets)
         if joined.backend.is_asynchronous:
             joined.backend.synchronize()
-        # a model that has several parts has run once
+        # once for each model, even if it occurs in several parts
         for linked in {id(own): own for own in joined.linked}.values():
             if linked.main.after_run is not None:
                 linked.main.after_run()
@@ -263,7 +263,7 @@ class JoinedModels:
 
 
 def _places(program_bases: BaseLayout, layout: BaseLayout, first: int) -> npt.NDArray[np.intp]:
-    """For each base of a program its index in the joined program, where its inputs begin at `first`."""
+    """Maps the bases of a part to those of the joined program, where the part's inputs begin at index `first`."""
     base_indices = np.zeros(program_bases.count(), np.intp)
     base_indices[program_bases.NOTHING] = layout.NOTHING
     base_indices[program_bases.arena()] = layout.arena()
