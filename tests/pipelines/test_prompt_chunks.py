@@ -118,13 +118,16 @@ def test_requests_that_end_are_forgotten():
     [
         ({"prefill_chunk_size": 4}, True),
         ({"prefill_chunk_size": 12}, False),
-        ({"prefill_chunk_size": 4, "max_num_steps": 12}, False),
+        ({"prefill_chunk_size": 4, "max_num_steps": 12}, True),
         ({"prefill_chunk_size": 4, "enable_chunked_prefill": False}, False),
         ({"prefill_chunk_size": 99, "enable_chunked_prefill": False}, False),
     ],
 )
 def test_where_windows_give_pages_back_a_chunk_decides_whether_a_request_fits(limits, fits):
-    """Pages for 12 tokens: a window of 4 with a chunk of 4 fits, a prompt of 40 tokens at once does not."""
+    """Pages for 12 tokens: a window of 4 with a chunk of 4 fits, a prompt of 40 tokens at once does not.
+
+    A call has as many steps as pages are free for.
+    """
     trace = Trace(6)
     trace.cache = RequestPages(PageManager(6, 2, window=4))
     trace.scheduler = TextScheduler(trace.cache, SchedulerLimits(**limits))
