@@ -138,6 +138,21 @@ def _next_step(
     again[0] = not ended and step + 1 < len(history)
 
 
+def _round_sizes(
+    rounds: Array, history: Array, cache_lengths: Array, num_rows: int
+) -> tuple[int, int, int]:
+    """The number of a round, that of sequences, and that of rows of each."""
+    number, batch = int(rounds[0]), len(cache_lengths)
+    if not 0 <= number < len(history):
+        raise IndexError(f"round {number} of {len(history)}, the rows of the history")
+    if not batch or not num_rows or num_rows % batch:
+        raise ValueError(f"{num_rows} rows of {batch} sequences, expected a multiple")
+    width = num_rows // batch
+    if (cache_lengths.astype(np.int64) + width > np.iinfo(np.uint32).max).any():
+        raise ValueError(f"cache_lengths are {cache_lengths}: one is near the maximum of its type")
+    return number, batch, width
+
+
 @register("mo.next_round.ragged.paged")
 def _next_round(
     chosen_tokens: Array,
@@ -161,12 +176,7 @@ def _next_round(
     rounds: Array,
     again: Array,
 ) -> None:
-    number, batch = int(rounds[0]), len(cache_lengths)
-    if not 0 <= number < len(history):
-        raise IndexError(f"round {number} of {len(history)}, the rows of the history")
-    if not batch or not len(rows) or len(rows) % batch:
-        raise ValueError(f"{len(rows)} rows of {batch} sequences, expected a multiple")
-    width = len(rows) // batch
+    number, batch, width = _round_sizes(rounds, history, cache_lengths, len(rows))
     if {len(chosen_tokens), len(rows), len(seeds), history.shape[1]} != {len(rows)}:
         raise ValueError(f"operands of other numbers of rows than {len(rows)}")
     of_requests = (first_seeds, ends, bounds, pair_lengths, draft_lengths, draft_seeds)
@@ -176,8 +186,6 @@ def _next_round(
         raise ValueError(
             "vocabulary, interrupt, num_drafted, rounds and again have one element each"
         )
-    if (cache_lengths.astype(np.int64) + width > np.iinfo(np.uint32).max).any():
-        raise ValueError(f"cache_lengths are {cache_lengths}: one is near the maximum of its type")
     # [batch, width]: a drafted token is right if it is chosen after the row before it, as those before it are
     given, wanted = rows.reshape(batch, width), chosen_tokens.reshape(batch, width)
     equal: Array = given[:, 1:] == wanted[:, :-1]
@@ -221,12 +229,7 @@ def _next_text_round(
     rounds: Array,
     again: Array,
 ) -> None:
-    number, batch = int(rounds[0]), len(cache_lengths)
-    if not 0 <= number < len(history):
-        raise IndexError(f"round {number} of {len(history)}, the rows of the history")
-    if not batch or not len(chosen_tokens) or len(chosen_tokens) % batch:
-        raise ValueError(f"{len(chosen_tokens)} tokens of {batch} sequences, expected a multiple")
-    width = len(chosen_tokens) // batch
+    number, batch, width = _round_sizes(rounds, history, cache_lengths, len(chosen_tokens))
     if {len(seeds), history.shape[1]} != {len(chosen_tokens)}:
         raise ValueError(f"operands of other numbers of rows than {len(chosen_tokens)}")
     if {len(offsets) - 1, *map(len, (first_seeds, ends, texts))} != {batch}:
@@ -239,8 +242,6 @@ def _next_text_round(
     counts: list[int] = np.diff(bounds).tolist()
     if bounds[0] or bounds[-1] != len(rows) or min(counts) < 1 or max(counts) > width:
         raise ValueError(f"offsets are {offsets} of {len(rows)} rows, 1 to {width} a sequence")
-    if (cache_lengths.astype(np.int64) + width > np.iinfo(np.uint32).max).any():
-        raise ValueError(f"cache_lengths are {cache_lengths}: one is near the maximum of its type")
     ended, history[number] = bool(interrupt[0]), -2
     for row, count in enumerate(counts):
         # of a sequence with fewer rows the last places count

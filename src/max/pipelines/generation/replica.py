@@ -408,13 +408,13 @@ class Replica(Generic[TextGenerationContextType]):
         """Runs several steps that verify drafts of a smaller model, or until one of the sequences ends."""
         contexts = cast(list[TextContext], batch)
         watch = None if self.reader is None else drafts.watch_rounds(contexts)
-        tokens, accepted = rounds.run(contexts, plan, self.reader, watch)
+        found = rounds.run(contexts, plan, self.reader, watch)
         if watch is not None:
             drafts.end_watch(watch)
-        drafts.record_rounds(contexts, [plan.length] * len(batch), accepted.tolist())
-        drafted = plan.length * len(batch)
-        drafts.measure(batch, drafted, int(accepted.sum()), begin, len(accepted))
-        return self._result(batch, tokens, len(accepted))
+        drafts.record_rounds(
+            contexts, [plan.length] * len(batch), found.num_accepted, begin, drafts_inside=True
+        )
+        return self._result(batch, found.tokens, found.rounds)
 
     def _run_texts(
         self,
@@ -427,15 +427,11 @@ class Replica(Generic[TextGenerationContextType]):
     ) -> StepResult:
         """Runs several steps that verify drafts of texts, or until a request leaves its text or ends."""
         contexts = cast(list[TextContext], batch)
-        tokens, accepted = rounds.run(contexts, plan, self.reader, watch)
+        found = rounds.run(contexts, plan, self.reader, watch)
         if watch is not None:
             drafts.end_watch(watch)
-        drafts.record_rounds(contexts, plan.lengths, accepted.tolist())
-        steps = len(accepted)
-        drafts.measure(
-            batch, sum(plan.lengths), int(accepted.sum()), begin, steps, drafts_inside=False
-        )
-        return self._result(batch, tokens, steps)
+        drafts.record_rounds(contexts, plan.lengths, found.num_accepted, begin, drafts_inside=False)
+        return self._result(batch, found.tokens, found.rounds)
 
     def _result(
         self,

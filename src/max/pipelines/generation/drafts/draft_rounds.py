@@ -8,7 +8,8 @@ entries again: so all rounds have the same sizes. Rejected tokens are removed fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -50,7 +51,10 @@ __all__ = [
     "RoundPlan",
     "RoundTokens",
     "chosen_tokens",
+    "graph_of_round",
     "greedy",
+    "reading_rounds",
+    "reserve_pages",
     "round_graph",
     "rows_graph",
     "takes_rounds",
@@ -109,6 +113,25 @@ def chosen_tokens(
     return sample_tokens(logits, temperature, top_k, top_p, min_p, seeds)
 
 
+def graph_of_round(name: str, types: Sequence[TensorType | BufferType]) -> Graph:
+    """The graph that samples the token after each verified row, and calls the op that computes the next inputs.
+
+    Args:
+        name: The name of the graph; the op is ``mo.<name>.ragged.paged``.
+        types: The inputs: logits, temperature, top_k, top_p and min_p of the rows, five operands that the op reads, and
+            those that it updates, the rows first and the seeds fourth.
+    """
+    with Graph(name, input_types=types) as graph:
+        logits, *parameters = (value.tensor for value in graph.inputs[:5])
+        read = [value.tensor for value in graph.inputs[5:10]]
+        changed = [value.buffer for value in graph.inputs[10:]]
+        seeds = ops.buffer_load(changed[3])
+        chosen = chosen_tokens(logits, parameters, seeds, changed[0])
+        stage_declared(f"{name}.ragged.paged", [chosen, *read, *changed])
+        graph.output()
+    return graph
+
+
 def round_graph(device: DeviceRef) -> Graph:
     """The graph that samples the token after each verified row and computes the inputs of the next round.
 
@@ -143,15 +166,7 @@ def round_graph(device: DeviceRef) -> Graph:
         one,
         BufferType(DType.uint8, [1], device),
     ]
-    with Graph("next_round", input_types=types) as graph:
-        logits, *parameters = (value.tensor for value in graph.inputs[:5])
-        read = [value.tensor for value in graph.inputs[5:10]]
-        changed = [value.buffer for value in graph.inputs[10:]]
-        seeds = ops.buffer_load(changed[3])
-        chosen = chosen_tokens(logits, parameters, seeds, changed[0])
-        stage_declared("next_round.ragged.paged", [chosen, *read, *changed])
-        graph.output()
-    return graph
+    return graph_of_round("next_round", types)
 
 
 def _load_graphs(session: InferenceSession, device: DeviceRef) -> tuple[Model, Model]:
@@ -335,21 +350,10 @@ class DraftRounds:
                 min(context.end_idx - 1 + rounds * width, room)
                 for context, room in zip(contexts, rooms, strict=True)
             ]
-            if self._reserve(contexts, bounds):
+            if reserve_pages([self._replica.cache, self._draft.cache], contexts, bounds):
                 return RoundPlan(length, rounds, bounds, found)
             rounds //= 2
         return None
-
-    def _reserve(self, contexts: Sequence[TextContext], bounds: Sequence[int]) -> bool:
-        """Reserves pages of both caches; False if too few are free. Unused ones are released after the call."""
-        caches = self._replica.cache, self._draft.cache
-        try:
-            for context, bound in zip(contexts, bounds, strict=True):
-                for cache in caches:
-                    cache.pages.reserve(context.request_id, bound)
-        except OutOfPagesError:
-            return False
-        return True
 
     def run(
         self,
@@ -415,21 +419,14 @@ class DraftRounds:
             lambda made: model.decoding_inputs(inputs),
             lambda made: [made[5][2], *round_rest],
         ]
-        if reader is not None:
-            watching = None if watch is None else partial(loop.watch, watch.pays)
-            reader.begin(batch, history.reshape(plan.rounds, count, width), None, watching)
-        try:
-            self._joined.run_parts(parts, [more, again])
-        except BaseException:
-            # the contents of the draft model's cache are unknown
-            for context in batch:
-                self._drafter.forget(context.request_id)
-            raise
-        finally:
-            if reader is not None and watch is not None:
-                reader.end_watch()
-        # cleared after the run, so that an earlier interrupt ends it after its first round
-        loop.end_interrupt()
+        with reading_rounds(loop, batch, history, reader, watch):
+            try:
+                self._joined.run_parts(parts, [more, again])
+            except BaseException:
+                # the contents of the draft model's cache are unknown
+                for context in batch:
+                    self._drafter.forget(context.request_id)
+                raise
         found = tokens_of_rounds(history[: int(done[0])], count)
         for column, (context, own) in enumerate(zip(batch, found.tokens, strict=True)):
             # the draft model has not read the last drafted token
@@ -472,6 +469,54 @@ class DraftRounds:
 
     def _place(self, array: npt.NDArray[Any]) -> Tensor:
         return Tensor.from_numpy(array).to(self._device)
+
+
+def reserve_pages(
+    caches: Sequence[PagedKVCacheManager], contexts: Sequence[TextContext], bounds: Sequence[int]
+) -> bool:
+    """Reserves pages for a call; False if too few are free. Unused ones are released after the call.
+
+    Args:
+        caches: The caches of the models that run.
+        contexts: The requests.
+        bounds: The maximum number of cached tokens of each request.
+    """
+    try:
+        for context, bound in zip(contexts, bounds, strict=True):
+            for cache in caches:
+                cache.pages.reserve(context.request_id, bound)
+    except OutOfPagesError:
+        return False
+    return True
+
+
+@contextmanager
+def reading_rounds(
+    loop: DecodeLoop,
+    batch: Sequence[TextContext],
+    history: npt.NDArray[np.int64],
+    reader: StepReader | None,
+    watch: CallWatch | None,
+) -> Generator[None]:
+    """Lets a reader deliver the tokens of rounds while they run in a ``with`` block.
+
+    Args:
+        loop: The decode loop, whose interrupts end the call.
+        batch: The requests.
+        history: The tokens ``[rounds, batch * width]``, which native code writes.
+        reader: Delivers the tokens; None: nobody does.
+        watch: Decides from the tokens so far whether to interrupt the call; None: never.
+    """
+    if reader is not None:
+        watching = None if watch is None else partial(loop.watch, watch.pays)
+        reader.begin(batch, history.reshape(len(history), len(batch), -1), None, watching)
+    try:
+        yield
+    finally:
+        if reader is not None and watch is not None:
+            reader.end_watch()
+    # cleared after the run, so that an earlier interrupt ends it after its first round
+    loop.end_interrupt()
 
 
 def tokens_of_rounds(history: npt.NDArray[np.int64], batch: int) -> RoundTokens:

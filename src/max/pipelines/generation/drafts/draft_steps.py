@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from max.driver import Device
 from max.interfaces import RequestID, TextGenerationContext
 from max.pipelines.config.enums import SpeculativeMethod
@@ -466,16 +469,20 @@ class DraftSteps:
         self,
         batch: Sequence[TextContext],
         lengths: Sequence[int],
-        num_accepted: Sequence[Sequence[int]],
+        num_accepted: npt.NDArray[np.int64],
+        begin: float,
+        drafts_inside: bool,
     ) -> None:
-        """Records which drafted tokens were right in a call of several steps.
+        """Records which drafted tokens were right in a call of several steps, and its duration.
 
         Args:
             batch: The requests.
             lengths: The number of drafted tokens of each in a step.
-            num_accepted: For each step the number of right ones of each request.
+            num_accepted: The number of right ones ``[steps, batch]``.
+            begin: When it began.
+            drafts_inside: As for :meth:`measure`.
         """
-        for number, row in enumerate(num_accepted):
+        for number, row in enumerate(num_accepted.tolist()):
             for context, length, right in zip(batch, lengths, row, strict=True):
                 if not length:
                     continue
@@ -485,6 +492,8 @@ class DraftSteps:
                 kind = self._drafter.kind(context, more)
                 self.lengths.record_verification(context.request_id, length, right, kind)
                 self._drafter.observe(context, range(right), more)
+        accepted, steps = int(num_accepted.sum()), len(num_accepted)
+        self.measure(batch, sum(lengths), accepted, begin, steps, drafts_inside)
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """Counts a draft that was verified.

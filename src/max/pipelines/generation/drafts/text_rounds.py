@@ -8,7 +8,6 @@ request without a draft generates one token per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +18,7 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.engine.load.staged_graphs import load_staged_graph
 from max.engine.loop import ModelLoop
-from max.graph import BufferType, DeviceRef, Dim, Graph, TensorType, ops
-from max.graph.ops.staging.stage import stage_declared
+from max.graph import BufferType, DeviceRef, Dim, Graph, TensorType
 from max.interfaces import TextGenerationContext
 from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.core.draft_tree import draft_length
@@ -29,8 +27,10 @@ from max.pipelines.generation.drafts.call_watch import CallWatch
 from max.pipelines.generation.drafts.draft_rounds import (
     RoundModel,
     RoundTokens,
-    chosen_tokens,
+    graph_of_round,
     greedy,
+    reading_rounds,
+    reserve_pages,
     takes_rounds,
     tokens_of_rounds,
 )
@@ -38,7 +38,6 @@ from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.steps.decode_loop import DecodeLoop
 from max.pipelines.generation.steps.reusable_inputs import has_same_requests
 from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
-from max.pipelines.kv_cache.page_tables import OutOfPagesError
 from max.pipelines.models.decoder.model import DecoderInputs
 from max.pipelines.sampling.inputs import SamplingInputs, sampling_input_types
 
@@ -74,15 +73,7 @@ def text_round_graph(device: DeviceRef) -> Graph:
         one,
         BufferType(DType.uint8, [1], device),
     ]
-    with Graph("next_text_round", input_types=types) as graph:
-        logits, *parameters = (value.tensor for value in graph.inputs[:5])
-        read = [value.tensor for value in graph.inputs[5:10]]
-        changed = [value.buffer for value in graph.inputs[10:]]
-        seeds = ops.buffer_load(changed[3])
-        chosen = chosen_tokens(logits, parameters, seeds, changed[0])
-        stage_declared("next_text_round.ragged.paged", [chosen, *read, *changed])
-        graph.output()
-    return graph
+    return graph_of_round("next_text_round", types)
 
 
 def text_round_model(session: InferenceSession, device: Device) -> Model:
@@ -182,22 +173,14 @@ class TextRounds:
         if drafts.grows(contexts):
             return None
         while rounds > 1:
-            if self._reserve(contexts, lengths, rounds):
+            bounds = [
+                context.end_idx - 1 + rounds * (length + 1)
+                for context, length in zip(contexts, lengths, strict=True)
+            ]
+            if reserve_pages([self._replica.cache], contexts, bounds):
                 return TextPlan(rounds, texts, lengths)
             rounds //= 2
         return None
-
-    def _reserve(
-        self, contexts: Sequence[TextContext], lengths: Sequence[int], rounds: int
-    ) -> bool:
-        """Reserves pages; False if too few are free. Unused ones are released after the call."""
-        pages = self._replica.cache.pages
-        try:
-            for context, length in zip(contexts, lengths, strict=True):
-                pages.reserve(context.request_id, context.end_idx - 1 + rounds * (length + 1))
-        except OutOfPagesError:
-            return False
-        return True
 
     def run(
         self,
@@ -241,16 +224,8 @@ class TextRounds:
             inputs.tokens, cache.cache_lengths, cache.max_lengths, sampling.seed,
             history_tensor, done_tensor, again,
         ]  # fmt: skip
-        if reader is not None:
-            watching = None if watch is None else partial(loop.watch, watch.pays)
-            reader.begin(batch, history.reshape(plan.rounds, count, width), None, watching)
-        try:
+        with reading_rounds(loop, batch, history, reader, watch):
             self._steps.run(model.decoding_inputs(inputs), lambda made: [made[2], *rest], again)
-        finally:
-            if reader is not None and watch is not None:
-                reader.end_watch()
-        # cleared after the run, so that an earlier interrupt ends it after its first step
-        loop.end_interrupt()
         return tokens_of_rounds(history[: int(done[0])], count)
 
     def _sampling(
