@@ -32,7 +32,7 @@ from max.interfaces import PipelineTask, RequestID, SamplingParams
 from max.pipelines import PIPELINE_REGISTRY, PipelineConfig, TextContext
 from max.pipelines.core.predicted_text import PredictedText
 from max.pipelines.generation.batch_pipeline import limits_of
-from max.pipelines.generation.drafts import draft_rounds
+from max.pipelines.generation.drafts import draft_rounds, round_calls
 from max.pipelines.generation.drafts.drafted_rows import DraftedRows
 from max.pipelines.generation.drafts.drafter import Drafter, DraftersInTurn
 from max.pipelines.generation.drafts.lengths import DraftLengths
@@ -274,7 +274,7 @@ def draft_model(pipeline: Any, share: float, cost: float, rounds: int) -> tuple[
 def accepted(pipeline: Any, share: float, vocabulary: int) -> Iterator[None]:
     """Lets the model, after it has run, choose each drafted token with a probability."""
     choose, draw = DraftedRows.choose, np.random.default_rng(0)
-    choose_tokens, load_graphs = draft_rounds.chosen_tokens, draft_rounds._load_graphs
+    choose_tokens, load_graphs = round_calls.chosen_tokens, draft_rounds._load_graphs
 
     def tokens(logits: TensorValue, parameters: Any, seeds: TensorValue, rows: Any) -> TensorValue:
         own = choose_tokens(logits, parameters, seeds, rows)
@@ -298,7 +298,7 @@ def accepted(pipeline: Any, share: float, vocabulary: int) -> Iterator[None]:
 
     replica = pipeline.replicas[0]
     own_rounds = replica.rounds
-    DraftedRows.choose, draft_rounds.chosen_tokens, draft_rounds._load_graphs = (
+    DraftedRows.choose, round_calls.chosen_tokens, draft_rounds._load_graphs = (
         known_rows,
         tokens,
         graphs,
@@ -312,7 +312,7 @@ def accepted(pipeline: Any, share: float, vocabulary: int) -> Iterator[None]:
     finally:
         replica.rounds = own_rounds
         DraftedRows.choose = choose
-        draft_rounds.chosen_tokens, draft_rounds._load_graphs = choose_tokens, load_graphs
+        round_calls.chosen_tokens, draft_rounds._load_graphs = choose_tokens, load_graphs
 
 
 def small_model(pipeline: Any, share: float, runs: int) -> dict[str, tuple[float, float, float]]:

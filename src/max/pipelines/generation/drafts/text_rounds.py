@@ -24,7 +24,8 @@ from max.nn.kv_cache.manager import RaggedKVCacheInputs
 from max.pipelines.core.draft_tree import draft_length
 from max.pipelines.core.text_context import TextContext
 from max.pipelines.generation.drafts.call_watch import CallWatch
-from max.pipelines.generation.drafts.draft_rounds import (
+from max.pipelines.generation.drafts.draft_steps import DraftSteps
+from max.pipelines.generation.drafts.round_calls import (
     RoundModel,
     RoundTokens,
     graph_of_round,
@@ -34,7 +35,6 @@ from max.pipelines.generation.drafts.draft_rounds import (
     takes_rounds,
     tokens_of_rounds,
 )
-from max.pipelines.generation.drafts.draft_steps import DraftSteps
 from max.pipelines.generation.steps.decode_loop import DecodeLoop
 from max.pipelines.generation.steps.reusable_inputs import has_same_requests
 from max.pipelines.generation.steps.step_reader import NO_TOKEN, StepReader
